@@ -1,0 +1,126 @@
+"""The engine process: the loop that owns the model, behind a socket.
+
+    python -m octavo.engine.process ADDRESS      started by `client.py`, which sends the config as the first message
+
+The loop sleeps in `poll` while there is no work (an idle server takes no CPU), takes in all messages that wait before each
+step, and reports after each step. It ends when told to, when the process that started it is gone, or when it fails; then
+the last message, and the last line of its log, is the root cause.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+
+import msgspec
+import zmq
+
+from octavo.config import EngineConfig
+from octavo.engine.engine import Engine
+from octavo.engine.messages import Failed, Finish, FromEngine, Ready, SequenceUpdate, StepReport, Stop, Submit, ToEngine
+from octavo.errors import OctavoError
+
+logger = logging.getLogger(__name__)
+
+# How often an idle loop looks whether its parent still lives.
+_IDLE_POLL_MS = 1000
+
+
+class Start(msgspec.Struct, tag=True, frozen=True):
+    """The first message: what to build, and how much to log."""
+
+    config: EngineConfig
+    log_level: str = "INFO"
+
+
+class EngineLoop:
+    """Drives one engine from messages. `serve` returns when it is told to stop or its parent is gone."""
+
+    def __init__(self, engine: Engine, socket: zmq.Socket[bytes]) -> None:
+        self._engine = engine
+        self._socket = socket
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._parent = os.getppid()
+        self._stopping = False
+
+    def serve(self) -> None:
+        while not self._stopping and os.getppid() == self._parent:
+            updates = self._take_messages()
+            began = time.monotonic()
+            if self._engine.has_work:
+                updates += self._engine.step(began)
+            elif not updates:
+                continue
+            self._report(updates, time.monotonic() - began)
+
+    def _take_messages(self) -> list[SequenceUpdate]:
+        updates: list[SequenceUpdate] = []
+        wait_ms = 0 if self._engine.has_work else _IDLE_POLL_MS
+        while self._socket.poll(wait_ms):
+            updates += self._handle(self._decoder.decode(self._socket.recv()))
+            wait_ms = 0
+        return updates
+
+    def _handle(self, message: ToEngine) -> list[SequenceUpdate]:
+        match message:
+            case Submit(requests):
+                now = time.monotonic()
+                return [update for request in requests for update in self._engine.submit(request, now)]
+            case Finish(request_id, index, reason):
+                return self._engine.finish(request_id, index, reason)
+            case Stop():
+                self._stopping = True
+        return []
+
+    def _report(self, updates: list[SequenceUpdate], step_s: float) -> None:
+        report = StepReport(tuple(updates), self._engine.stats(), step_s)
+        self._socket.send(self._encoder.encode(report))
+
+
+def main(address: str) -> int:
+    """Run one engine until it is told to stop. Returns the exit code."""
+    # Ctrl-C reaches the whole process group; when to stop is the parent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.linger = 2000
+    socket.connect(address)
+    try:
+        return _run(socket)
+    finally:
+        socket.close()
+        context.term()
+
+
+def _run(socket: zmq.Socket[bytes]) -> int:
+    try:
+        start = msgspec.msgpack.decode(socket.recv(), type=Start)
+        logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        # Imported here, so that a process that only relays an error starts without torch.
+        from octavo.engine.build import build_engine
+
+        engine, facts = build_engine(start.config)
+        _send(socket, Ready(facts))
+        EngineLoop(engine, socket).serve()
+        return 0
+    except Exception as e:
+        expected = isinstance(e, OctavoError)
+        reason = e.message if isinstance(e, OctavoError) else f"{type(e).__name__}: {e}"
+        if not expected:
+            traceback.print_exc()
+        _send(socket, Failed(reason, expected, "" if expected else traceback.format_exc()))
+        return 1
+
+
+def _send(socket: zmq.Socket[bytes], message: FromEngine) -> None:
+    socket.send(msgspec.msgpack.encode(message))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,292 @@
+"""The offline API: a model in this process, prompts in, results out.
+
+    from octavo import LLM, SamplingParams
+
+    llm = LLM(model="smollm2-135m-instruct")
+    for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=8)):
+        print(output.outputs[0].text)
+
+The same engine, scheduler and text handling as the server's, driven by a plain loop instead of a process and a socket.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.engine.build import build_engine
+from octavo.engine.messages import GenerateRequest, SequenceUpdate
+from octavo.engine.progress import Progress
+from octavo.engine.streams import RequestStream, with_special_stops
+from octavo.errors import OctavoError, ValidationError
+from octavo.outputs import CompletionOutput, RequestDelta, RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.scheduler.limits import check_request
+from octavo.text.chat_template import render_chat
+from octavo.text.tokenizer import Tokenizer
+from octavo.weights.locate import DEFAULT_MODEL, locate_model
+from octavo.weights.tokenizer_files import prepare_tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Conversation = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A language model served from block-paged memory in this process. Not thread-safe.
+
+    model: a name, a local Hugging Face folder or a .gguf file. The other arguments are those of `octavo serve`:
+    dtype ("auto", "float32", ...), max_model_len and block_size in tokens, num_blocks or kv_cache_gb (GiB) for the pool,
+    swap_gb (GiB) for the host store, max_num_seqs, max_num_batched_tokens (the token budget of a step), policy, preemption
+    ("recompute" or "swap"), seed, num_threads, check (verify all invariants after each step).
+
+    Raises ConfigError, ModelUnavailableError or ModelFileError, each saying what to do.
+
+    >>> llm = LLM(model="smollm2-135m-instruct")                                       # doctest: +SKIP
+    >>> llm.generate("1, 2, 3,", SamplingParams(temperature=0, max_tokens=2))[0].outputs[0].text  # doctest: +SKIP
+    ' 4'
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        block_size: int | None = None,
+        num_blocks: int | None = None,
+        kv_cache_gb: float | None = None,
+        swap_gb: float | None = None,
+        enable_prefix_caching: bool = True,
+        policy: str = "fcfs",
+        preemption: str = "recompute",
+        max_num_seqs: int = SchedulerConfig.max_num_seqs,
+        max_num_batched_tokens: int = SchedulerConfig.max_num_batched_tokens,
+        attention_backend: str = "reference",
+        num_threads: int | None = None,
+        seed: int | None = None,
+        check: bool = False,
+    ) -> None:
+        path = locate_model(model)
+        self._open(
+            EngineConfig(
+                model=ModelConfig(path=str(path), name=model, dtype=dtype, max_model_len=max_model_len),
+                cache=CacheConfig(
+                    block_size=block_size,
+                    num_blocks=num_blocks,
+                    kv_cache_bytes=None if kv_cache_gb is None else int(kv_cache_gb * 2**30),
+                    swap_bytes=None if swap_gb is None else int(swap_gb * 2**30),
+                    prefix_caching=enable_prefix_caching,
+                ),
+                scheduler=SchedulerConfig(
+                    policy=policy,
+                    preemption=preemption,
+                    max_num_seqs=max_num_seqs,
+                    max_num_batched_tokens=max_num_batched_tokens,
+                ),
+                attention_backend=attention_backend,
+                num_threads=num_threads,
+                seed=seed,
+                check=check,
+            )
+        )
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLM:
+        """Make one from a config that names a local path already."""
+        llm = cls.__new__(cls)
+        llm._open(config)
+        return llm
+
+    def _open(self, config: EngineConfig) -> None:
+        self.tokenizer = Tokenizer(prepare_tokenizer(config.model.path))
+        self.engine, self.facts = build_engine(config)
+        self._ids = itertools.count()
+
+    # -- whole results
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; results come in the order of the prompts.
+
+        prompts: one, or a list of them; each a text, a list of token ids, or {"prompt": text} or
+            {"prompt_token_ids": ids}. params: one for all, or one per prompt. progress: show a bar with tokens per second.
+        Raises ValueError for anything that can never be served, before any of it runs.
+        """
+        try:
+            asked = self._requests(_as_list(prompts), params)
+        except ValidationError as e:
+            raise ValueError(e.message) from e
+        return self._run(asked, progress)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, each a list of {"role": ..., "content": ...}.
+
+        template: options of the chat template: add_generation_prompt, continue_final_message. Without a limit in params,
+        an answer may run to the end of the context. Raises ValueError as `generate` does.
+        """
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
+        try:
+            chats = [render_chat(self.tokenizer, conversation, **template) for conversation in conversations]
+            prompts: list[Prompt] = [chat.token_ids for chat in chats]
+            asked = self._requests(prompts, params or SamplingParams(max_tokens=None))
+        except ValidationError as e:
+            raise ValueError(e.message) from e
+        outputs = self._run(asked, progress)
+        for output, chat in zip(outputs, chats, strict=True):
+            output.prompt = chat.text
+        return outputs
+
+    # -- streams
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestDelta]:
+        """Yield the deltas of one prompt as they come. Closing the iterator frees its blocks at once."""
+        try:
+            ((_, request),) = self._requests([prompt], params)
+        except ValidationError as e:
+            raise ValueError(e.message) from e
+        return self._stream(request)
+
+    def stream_chat(
+        self, messages: Conversation, params: SamplingParams | None = None, **template: Any
+    ) -> Iterator[RequestDelta]:
+        """`stream` for a conversation."""
+        try:
+            chat = render_chat(self.tokenizer, list(messages), **template)
+        except ValidationError as e:
+            raise ValueError(e.message) from e
+        return self.stream(chat.token_ids, params or SamplingParams(max_tokens=None))
+
+    # -- inside
+
+    def _requests(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[tuple[str | None, GenerateRequest]]:
+        """Check everything before anything runs; returns (prompt text or None, request) in order."""
+        if params is None or isinstance(params, SamplingParams):
+            each: Sequence[SamplingParams] = [params or SamplingParams()] * len(prompts)
+        else:
+            each = params
+        if len(each) != len(prompts):
+            raise ValidationError(f"{len(prompts)} prompts but {len(each)} params; give one for all or one for each")
+        return [self._request(prompt, chosen) for prompt, chosen in zip(prompts, each, strict=True)]
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, GenerateRequest]:
+        text, ids = self._prompt(prompt)
+        if params.truncate_prompt_tokens is not None:
+            ids = ids[-params.truncate_prompt_tokens :]
+        limits = self.engine.scheduler.limits
+        checked = check_request(ids, params, limits)
+        request = GenerateRequest(f"offline-{next(self._ids)}", tuple(ids), checked)
+        return text, with_special_stops(request, self.tokenizer)
+
+    def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return None, list(prompt["prompt_token_ids"])
+            prompt = prompt.get("prompt", "")
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        return None, list(prompt)
+
+    def _run(self, asked: list[tuple[str | None, GenerateRequest]], progress: bool) -> list[RequestOutput]:
+        results = {
+            request.request_id: _Collected(text, request, RequestStream(request, self.tokenizer))
+            for text, request in asked
+        }
+        for _, request in asked:
+            self.engine.submit(request, time.monotonic())
+        unfinished = set(results)
+        try:
+            with Progress(len(results)) if progress else nullcontext() as bar:
+                while unfinished:
+                    for update in self.engine.step(time.monotonic()):
+                        collected = results[update.request_id]
+                        collected.take(update, self)
+                        if bar is not None:
+                            bar.tokens(len(update.token_ids))
+                        if collected.stream.finished and update.request_id in unfinished:
+                            unfinished.discard(update.request_id)
+                            if bar is not None:
+                                bar.request_done()
+        finally:
+            for request_id in unfinished:
+                self.engine.finish(request_id, None, "abort")
+        return [results[request.request_id].output for _, request in asked]
+
+    def _stream(self, request: GenerateRequest) -> Iterator[RequestDelta]:
+        stream = RequestStream(request, self.tokenizer)
+        self.engine.submit(request, time.monotonic())
+        try:
+            while not stream.finished:
+                for update in self.engine.step(time.monotonic()):
+                    if update.request_id != request.request_id:
+                        continue
+                    delta = self._delta(stream, update)
+                    if delta is not None:
+                        yield delta
+        finally:
+            self.engine.finish(request.request_id, None, "abort")
+
+    def _delta(self, stream: RequestStream, update: SequenceUpdate) -> RequestDelta | None:
+        """The delta of an update; a sequence that a stop string ended is ended in the engine as well."""
+        if update.error is not None:
+            raise OctavoError(update.error, code="request_failed")
+        delta = stream.feed(update)
+        if delta is not None and delta.finish_reason is not None and update.finish_reason is None:
+            self.engine.finish(update.request_id, update.index, "stop")
+        return delta
+
+
+class _Collected:
+    """The result of one request while it grows."""
+
+    def __init__(self, text: str | None, request: GenerateRequest, stream: RequestStream) -> None:
+        self.stream = stream
+        wants_logprobs = request.params.logprobs is not None
+        self.output = RequestOutput(
+            request_id=request.request_id,
+            prompt=text,
+            prompt_token_ids=list(request.prompt_token_ids),
+            outputs=[CompletionOutput(i, logprobs=[] if wants_logprobs else None) for i in range(request.params.n)],
+        )
+
+    def take(self, update: SequenceUpdate, llm: LLM) -> None:
+        delta = llm._delta(self.stream, update)
+        if delta is None:
+            return
+        output = self.output.outputs[delta.index]
+        output.text += delta.text
+        output.token_ids.extend(delta.token_ids)
+        if output.logprobs is not None:
+            output.logprobs.extend(delta.logprobs or ())
+        output.finish_reason = delta.finish_reason
+        output.stop_reason = delta.stop_reason
+        self.output.num_cached_tokens = delta.num_cached_tokens
+        if delta.prompt_logprobs is not None:
+            self.output.prompt_logprobs = list(delta.prompt_logprobs)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
+    """One prompt or several? A list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]
+    return prompts

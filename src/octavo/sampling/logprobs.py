@@ -1,0 +1,78 @@
+"""Log probabilities of tokens, as raw log-softmax of the model's logits.
+
+Raw means before penalties, bias, masks and temperature: what the model says, not how the token was chosen.
+The value of a token does not depend on how many alternatives were asked for, nor on the batch: the
+normaliser is an exact sum of whole numbers (see `weights.py`), and alternatives come in the one total order
+of `ranking.py`.
+
+Rows are worked on in slices. Extra memory stays below 16 MiB on a CPU however many rows there are (a slice
+is 2**18 logits, or one row if the vocabulary is larger: then about 48 bytes per entry of the vocabulary).
+
+Letters: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from octavo.outputs import TokenLogprobs
+from octavo.sampling.ranking import greatest, ranked
+from octavo.sampling.weights import log_totals
+
+# Ranking takes little memory per row, so its slices are larger than those of the weights.
+_SLICE_ELEMENTS = 2**22
+_GREATEST_SINGLE = 3.4028234663852886e38
+
+
+def prompt_logprobs(
+    logits: Tensor, target_ids: Sequence[int], num_alternatives: int
+) -> tuple[TokenLogprobs, ...]:
+    """The log probability of `target_ids[i]` after row i, with alternatives; one dict per row.
+
+    logits: float32 [R, V], not changed. target_ids: R token ids below V. num_alternatives: 0 reports only
+    the target. Each dict has the target first, then the alternatives from likely to unlikely; a target among
+    them is not repeated, so there are num_alternatives or one more entries.
+    """
+    return tuple(token_logprobs(logits, target_ids, [num_alternatives] * len(target_ids)))
+
+
+def token_logprobs(
+    logits: Tensor, token_ids: Sequence[int], num_alternatives: Sequence[int]
+) -> list[TokenLogprobs]:
+    """As `prompt_logprobs`, with a number of alternatives for each row."""
+    assert len(token_ids) == len(num_alternatives) == logits.shape[0]
+    result: list[TokenLogprobs] = []
+    step = max(1, _SLICE_ELEMENTS // logits.shape[1])
+    for start in range(0, len(token_ids), step):
+        part = slice(start, start + step)
+        result += _slice_logprobs(logits[part], token_ids[part], num_alternatives[part])
+    return result
+
+
+def _slice_logprobs(rows: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    peaks = greatest(rows)[0].unsqueeze(1)
+    totals = log_totals(rows, peaks)
+    targets = rows[range(len(token_ids)), token_ids].tolist()
+    best: list[list[float]] = [[] for _ in token_ids]
+    best_ids: list[list[int]] = [[] for _ in token_ids]
+    if any(counts):
+        best, best_ids = (found.tolist() for found in ranked(rows, max(counts)))
+    result = []
+    for row, (token, peak) in enumerate(zip(token_ids, peaks.flatten().tolist(), strict=True)):
+        entry = {token: _single(targets[row] - peak - totals[row])}
+        count = counts[row]
+        for other, value in zip(best_ids[row][:count], best[row][:count], strict=True):
+            entry.setdefault(other, _single(value - peak - totals[row]))
+        result.append(entry)
+    return result
+
+
+def _single(value: float) -> float:
+    """`value` rounded to float32, in which log probabilities are reported; -inf below its range."""
+    if value < -_GREATEST_SINGLE:
+        return -math.inf
+    return float(struct.unpack("f", struct.pack("f", value))[0])

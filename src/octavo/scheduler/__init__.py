@@ -1,0 +1,1 @@
+"""Scheduling: what each step computes and whose blocks give way. Integers only."""

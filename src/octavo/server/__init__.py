@@ -1,0 +1,1 @@
+"""The HTTP face: the OpenAI API over an engine that lives in another process."""

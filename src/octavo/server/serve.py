@@ -1,0 +1,138 @@
+"""`serve`: an engine process, the HTTP server in front of it, and their common end.
+
+    start   the engine process loads the model; what it found is printed; only then is the port opened for requests
+    SIGTERM or Ctrl-C: new requests get 503, running ones may finish within the drain time, exit code 0
+    again:  exit now
+
+Source of the signal handling: uvicorn leaves it to a context manager of its server, which is replaced here because it would
+raise the signal again after the shutdown and so spoil the exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from octavo.config import EngineConfig
+from octavo.engine.client import EngineClient
+from octavo.errors import ConfigError
+from octavo.outputs import EngineFacts
+from octavo.server.app import create_app
+from octavo.server.settings import ServerSettings
+from octavo.text.tokenizer import Tokenizer
+from octavo.weights.tokenizer_files import prepare_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: EngineConfig, settings: ServerSettings, *, log_level: str = "INFO") -> None:
+    """Serve until a signal ends it. Raises OctavoError with the root cause if it cannot start."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config, settings, log_level))
+
+
+def startup_lines(facts: EngineFacts) -> list[str]:
+    """What was found, for the reader of the terminal: one line a subject."""
+    mib, gib = 2**20, 2**30
+    pool_bytes = facts.num_blocks * facts.block_bytes
+    full = facts.pool_tokens / facts.max_model_len
+    lines = [
+        f"model      {facts.model} ({facts.architecture}), {facts.dtype}, {facts.weight_bytes / mib:,.0f} MiB of weights",
+        f"compute    attention {facts.attention_backend}, {facts.num_threads} threads,"
+        f" CPU {' '.join(facts.cpu_features) or 'without notable features'}",
+        f"KV memory  {pool_bytes / gib:.2f} GiB in {facts.num_blocks:,} blocks of {facts.block_size} tokens"
+        f" ({facts.block_bytes / 1024:,.0f} KiB each); prefix cache {'on' if facts.prefix_caching else 'off'};"
+        f" preemption {facts.preemption}"
+        + (f" ({facts.num_host_blocks:,} host blocks)" if facts.num_host_blocks else ""),
+        f"context    {facts.max_model_len:,} tokens; {full:.1f} full-length requests fit;"
+        f" up to {facts.max_num_seqs} sequences and {facts.max_num_batched_tokens} tokens a step; policy {facts.policy}",
+    ]
+    if full < 1:
+        lines.append(
+            f"note       the pool holds {facts.pool_tokens:,} tokens, less than one full-length request;"
+            " longer ones are refused: raise --kv-cache-gb"
+        )
+    return lines
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with our signals: the first drains, the second ends at once; the exit code stays 0."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._octavo = app
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        kept = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn forces an exit on a second Ctrl-C only; a second SIGTERM means the same.
+        self.force_exit = self.force_exit or self.should_exit
+        self.should_exit = True
+        self._octavo.state.shutting_down = True
+
+
+async def _serve(config: EngineConfig, settings: ServerSettings, log_level: str) -> None:
+    # Bound before the model is loaded: a port in use is known at once. Listening starts when there is an engine.
+    listener = _bind(settings)
+    try:
+        tokenizer = Tokenizer(prepare_tokenizer(config.model.path))
+        engine = await EngineClient.start(
+            config, tokenizer, log_level=log_level, stall_timeout_s=settings.stall_timeout_s
+        )
+    except BaseException:
+        listener.close()
+        raise
+    try:
+        for line in startup_lines(engine.facts):
+            _say(line)
+        app = create_app(engine, settings)
+        options = uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=settings.drain_timeout_s,
+        )
+        host, port = listener.getsockname()[:2]
+        _say(f"ready      http://{host}:{port}/v1 after {engine.facts.load_s:.1f} s of loading")
+        await _Server(options, app).serve([listener])
+    finally:
+        await engine.stop()
+
+
+def _bind(settings: ServerSettings) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.set_inheritable(False)
+    except OSError as e:
+        raise ConfigError(
+            f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}; choose another --host or --port"
+        ) from e
+    return listener
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
