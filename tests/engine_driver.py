@@ -37,6 +37,8 @@ def make_engine(model: Path, **options: Any) -> Engine:
         cache=CacheConfig(**cache),
         scheduler=SchedulerConfig(**scheduler),
         seed=0,
+        # Tiny models gain nothing from threads, and lose much to them on a busy machine.
+        num_threads=1,
         check=options.pop("check", True),
         **options,
     )
@@ -52,7 +54,10 @@ def run(
     max_steps: int = 20_000,
 ) -> list[Answer]:
     """Submit all prompts at once and step until all have ended. Returns the answers of index 0, in order."""
-    return [answers[0] for answers in run_all(engine, prompts, params, before_step=before_step, max_steps=max_steps)]
+    return [
+        answers[0]
+        for answers in run_all(engine, prompts, params, before_step=before_step, max_steps=max_steps)
+    ]
 
 
 def run_all(

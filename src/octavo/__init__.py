@@ -19,7 +19,15 @@ _PUBLIC = {
     "RequestDelta": "octavo.outputs:RequestDelta",
     "OctavoError": "octavo.errors:OctavoError",
 }
-__all__ = ["LLM", "CompletionOutput", "OctavoError", "RequestDelta", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "OctavoError",
+    "RequestDelta",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from octavo.errors import OctavoError

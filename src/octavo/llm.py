@@ -184,7 +184,9 @@ class LLM:
         else:
             each = params
         if len(each) != len(prompts):
-            raise ValidationError(f"{len(prompts)} prompts but {len(each)} params; give one for all or one for each")
+            raise ValidationError(
+                f"{len(prompts)} prompts but {len(each)} params; give one for all or one for each"
+            )
         return [self._request(prompt, chosen) for prompt, chosen in zip(prompts, each, strict=True)]
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, GenerateRequest]:
@@ -197,13 +199,12 @@ class LLM:
         return text, with_special_stops(request, self.tokenizer)
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        given: Any = prompt
         if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return None, list(prompt["prompt_token_ids"])
-            prompt = prompt.get("prompt", "")
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        return None, list(prompt)
+            given = prompt.get("prompt_token_ids", prompt.get("prompt", ""))
+        if isinstance(given, str):
+            return given, self.tokenizer.encode(given)
+        return None, list(given)
 
     def _run(self, asked: list[tuple[str | None, GenerateRequest]], progress: bool) -> list[RequestOutput]:
         results = {
@@ -264,7 +265,9 @@ class _Collected:
             request_id=request.request_id,
             prompt=text,
             prompt_token_ids=list(request.prompt_token_ids),
-            outputs=[CompletionOutput(i, logprobs=[] if wants_logprobs else None) for i in range(request.params.n)],
+            outputs=[
+                CompletionOutput(i, logprobs=[] if wants_logprobs else None) for i in range(request.params.n)
+            ],
         )
 
     def take(self, update: SequenceUpdate, llm: LLM) -> None:

@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from engine_driver import make_engine, run
-from tiny_models import KINDS, VOCAB_SIZE, tiny_model
 from transformers import AutoModelForCausalLM
 
+from engine_driver import make_engine, run
 from octavo.sampling_params import SamplingParams
+from tiny_models import KINDS, VOCAB_SIZE, tiny_model
 
 NEW_TOKENS = 24
 
@@ -21,7 +21,10 @@ def test_greedy_tokens_equal_generate(kind, tmp_path):
     rng = random.Random(5)
     prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in (1, 9, 40)]
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    ours = [a.token_ids for a in run(make_engine(folder, block_size=4, max_num_batched_tokens=16), prompts, params)]
+    ours = [
+        a.token_ids
+        for a in run(make_engine(folder, block_size=4, max_num_batched_tokens=16), prompts, params)
+    ]
 
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     reference.generation_config.eos_token_id = None

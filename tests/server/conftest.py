@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from fake_engine import FakeEngine
 from server_harness import Running, Serve, start
 

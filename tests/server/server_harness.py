@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import openai
 import uvicorn
-from fake_engine import FakeEngine
 from fastapi import FastAPI
 
+from fake_engine import FakeEngine
 from octavo.server.app import create_app
 from octavo.server.settings import ServerSettings
 

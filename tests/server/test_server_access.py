@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from fake_engine import FakeEngine
+from server_harness import MODEL, Running, Serve, refused
 
 ROOT = Path(__file__).resolve().parents[2]
 GUARDED = [
@@ -165,8 +167,6 @@ def test_http_process_loads_no_tensors() -> None:
     code = """
 import sys
 from fake_engine import FakeEngine
-from server_harness import MODEL, Running, Serve, refused
-
 from octavo.server.app import create_app
 from octavo.server.settings import ServerSettings
 import uvicorn

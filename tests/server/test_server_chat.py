@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from fake_engine import FakeEngine
 from server_harness import Running, Serve, chunks
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fake_engine import ByteTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_engine import ByteTokenizer
 from octavo.server.logprobs import CompletionLogprobs, finite, ranked, token_name
 
 TOKENIZER = ByteTokenizer()

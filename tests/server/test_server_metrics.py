@@ -7,10 +7,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from server_harness import Running, Serve
 
 from octavo.engine.messages import EngineStats
 from octavo.engine.metrics import Histogram, Metrics, RequestTimer
+from server_harness import Running, Serve
 
 GOLDEN = Path(__file__).with_name("metric_names.txt")
 STATS = EngineStats(

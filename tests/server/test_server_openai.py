@@ -6,6 +6,7 @@ import asyncio
 
 import openai
 import pytest
+
 from fake_engine import FakeEngine
 from server_harness import MODEL, Running, Serve
 

@@ -6,17 +6,17 @@ import json
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_harness import MODEL, Running, Serve, refused
 
+from fake_engine import FakeEngine
 from octavo.errors import OctavoError
 from octavo.server.body import parse_body
 from octavo.server.fields import IGNORED_HEADER, UNSUPPORTED, WITHOUT_EFFECT
 from octavo.server.params import chat_params, completion_params
 from octavo.server.prompts import split_prompts
 from octavo.server.schemas import ChatBody, CompletionBody
+from server_harness import MODEL, Running, Serve, refused
 
 BAD = [
     ("max_tokens", "5"),

@@ -10,15 +10,15 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine
-from server_harness import MODEL, Running, Serve
 from starlette.requests import ClientDisconnect
 
+from fake_engine import FakeEngine
 from octavo.errors import EngineDeadError, ValidationError
 from octavo.outputs import RequestDelta
 from octavo.server.json_response import event
 from octavo.server.replies import ScoreGate
 from octavo.server.streaming import merge, until_disconnect
+from server_harness import MODEL, Running, Serve
 
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "Hi"}),

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_tokenizers import BYTE_SPELLINGS, byte_level_pairs, sentencepiece_pairs, smollm2_gguf, write_gguf
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.tokenizer_files import prepare_tokenizer
+from tiny_tokenizers import BYTE_SPELLINGS, byte_level_pairs, sentencepiece_pairs, smollm2_gguf, write_gguf
 
 # In byte_level_pairs: three control tokens, then the bytes in the order of their spellings.
 BYTE_IDS = {spelling: 3 + i for i, spelling in enumerate(BYTE_SPELLINGS)}

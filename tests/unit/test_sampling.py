@@ -1,4 +1,4 @@
-"""The sampler as the runner sees it: edits, greedy and random choice, log probabilities, faults of single rows."""
+"""The sampler as the runner sees it: edits, greedy and random choice, log probabilities, faults of rows."""
 
 from __future__ import annotations
 
@@ -230,6 +230,14 @@ def test_what_is_wrong_with_one_row_leaves_the_others_alone() -> None:
     assert found[6] == _one(logits[6:7], temperature=0, logprobs=1)
 
 
+def test_absurd_ids_are_a_fault_of_their_row_and_not_a_crash() -> None:
+    huge = 10**30
+    for option in ({"logit_bias": {huge: 1.0}}, {"allowed_token_ids": [3, huge]}):
+        found = _one(_logits(7, 1), repetition_penalty=1.1, **option)
+        assert found.token_id == -1 and found.error
+    assert _one(_logits(7, 1), stop_token_ids=[huge], min_tokens=1).error is None
+
+
 def test_ending_is_forgiving_and_a_new_start_forgets_the_old_output() -> None:
     logits = torch.zeros(1, 10)
     logits[0, 7], logits[0, 4] = 1.0, 0.5
@@ -249,7 +257,7 @@ def test_ending_is_forgiving_and_a_new_start_forgets_the_old_output() -> None:
 def _run(
     options: list[dict[str, Any]], order: list[int], batches: list[list[int]], steps: int, levels: int
 ) -> dict[int, list[SampledToken]]:
-    """Generate `steps` tokens for each sequence of `order`; logits depend on the sequence and its position alone."""
+    """Generate `steps` tokens for each sequence of `order`; logits depend on sequence and position alone."""
     sampler = Sampler(VOCAB, EOS)
     for i in order:
         _start(sampler, i, seed=i * 17, prompt=(i, 5, 9), **options[i])
@@ -266,7 +274,7 @@ def _run(
 
 @pytest.mark.parametrize("levels", [0, 2])
 def test_tokens_do_not_depend_on_the_batch_the_order_or_the_neighbours(levels: int) -> None:
-    count, steps = 33, 40
+    count, steps = 33, 25
     options = [MIXED[i % len(MIXED)] for i in range(count)]
     order = list(range(count))
     together = _run(options, order, [order], steps, levels)
@@ -316,11 +324,12 @@ def test_the_chosen_logprob_is_the_same_for_every_k_and_batch() -> None:
         _start(sampler, i, seed=i, logprobs=i % 21)
     together = sampler.sample(logits, range(33))
     for i in (0, 5, 20, 32):
+        mine = together[i].logprobs
         for k in (0, 1, 20):
             alone = _one(logits[i : i + 1], seed=i, logprobs=k)
             assert alone.token_id == together[i].token_id
-            assert alone.logprobs is not None and together[i].logprobs is not None
-            assert alone.logprobs[alone.token_id] == together[i].logprobs[alone.token_id]
+            assert alone.logprobs is not None and mine is not None
+            assert alone.logprobs[alone.token_id] == mine[alone.token_id]
 
 
 def test_prompt_logprobs_match_and_do_not_depend_on_slices() -> None:
@@ -336,6 +345,21 @@ def test_prompt_logprobs_match_and_do_not_depend_on_slices() -> None:
         zero = prompt_logprobs(logits[i : i + 1], targets[i : i + 1], 0)[0]
         assert zero == {targets[i]: found[i][targets[i]]}
     assert prompt_logprobs(logits[:0], [], 3) == ()
+
+
+@pytest.mark.parametrize(("count", "size"), [(300, 600), (600, 4000), (100, 40_000)])
+def test_extra_memory_of_prompt_logprobs_is_bounded(count: int, size: int) -> None:
+    logits = _logits(12, count, size)
+    prompt_logprobs(logits, [0] * count, 20)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        prompt_logprobs(logits, [0] * count, 20)
+    held = peak = 0
+    for event in sorted(profile.events() or [], key=lambda event: event.time_range.start):
+        held += event.self_cpu_memory_usage
+        peak = max(peak, held)
+    assert 0 < peak < 16 * 2**20
 
 
 def test_extreme_logits_have_finite_logprobs() -> None:

@@ -1,4 +1,4 @@
-"""Random choice: the right distribution, never an impossible token, and the same token whatever stands beside the row."""
+"""Random choice: the right distribution, no impossible token, and the same token in any company."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from octavo.random_stream import uniform
 from octavo.sampling import choice
 from octavo.sampling.choice import Draw, choose
-from octavo.sampling.random_stream import uniform
 from octavo.sampling.weights import weight_bits, whole_weights
 from octavo.sampling_params import SamplingParams
 
@@ -53,7 +53,7 @@ def _oracle(row: torch.Tensor, params: SamplingParams) -> NDArray[np.float64]:
     before = np.concatenate([[0.0], np.cumsum(scores)[:-1]])
     if params.top_p < 1:
         scores[before >= params.top_p] = 0
-    probabilities = np.zeros_like(scores)
+    probabilities = np.zeros(len(scores))
     probabilities[order] = scores / scores.sum()
     return probabilities
 
@@ -77,7 +77,7 @@ def test_every_token_gets_its_share_of_the_unit_interval(
     # With evenly spaced numbers a token of probability p must come up p * draws times, give or take one.
     params = SamplingParams(**options)
     row = _rows(size, 1, size, levels)
-    draws = 2000
+    draws = 1000
     found: list[int] = []
     for start in range(0, draws, 100):
         grid = [(start + i + 0.5) / draws for i in range(100)]
@@ -92,7 +92,7 @@ def test_every_token_gets_its_share_of_the_unit_interval(
 def test_frequencies_match_the_oracle(options: dict[str, Any]) -> None:
     params = SamplingParams(**options)
     row = _rows(11, 1, 1000)
-    draws = 4000
+    draws = 3000
     found: list[int] = []
     for start in range(0, draws, 200):
         numbers = [uniform(99, start + i) for i in range(200)]
@@ -148,7 +148,7 @@ def test_a_row_gives_the_same_token_alone_and_in_any_company() -> None:
     params = [SamplingParams(**options) for options in SETTINGS]
     rows = _rows(3, 33, 6000, 8)
     checked = 0
-    for round_ in range(60):
+    for round_ in range(40):
         own = params[round_ % len(params)]
         mixed = [params[(round_ * 7 + i * 5) % len(params)] for i in range(33)]
         numbers = [uniform(round_, i) for i in range(33)]
@@ -159,18 +159,18 @@ def test_a_row_gives_the_same_token_alone_and_in_any_company() -> None:
         same = _choose(rows, [own] * 33, numbers)
         assert same[17] == _choose(rows[17:18], [own], [numbers[17]])[0]
         checked += 67
-    assert checked > 4000
+    assert checked > 2600
 
 
 def test_the_number_of_threads_does_not_move_a_token() -> None:
-    rows = _rows(4, 3, 100_000)
+    rows = _rows(4, 3, 70_000)
     params = [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_k=40)]
     before = torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append([_choose(rows, params, [uniform(i, j) for j in range(3)]) for i in range(20)])
+            found.append([_choose(rows, params, [uniform(i, j) for j in range(3)]) for i in range(4)])
     finally:
         torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.sampling.random_stream import derived_seed, uniform
+from octavo.random_stream import derived_seed, uniform
 
 UNIFORMS_OF_0 = [0.5744863976557276, 0.8486686868248087, 0.4768500368905104]
 DERIVED_OF_0 = [-386623278445749028, 4349619916390103928]

@@ -1,4 +1,4 @@
-"""Ranking of logits: one total order (greater first, of equals the lower id), whatever the shape of the batch."""
+"""Ranking of logits: one total order (greater first, of equals the lower id), in any batch."""
 
 from __future__ import annotations
 

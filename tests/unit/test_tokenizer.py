@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_tokenizers import byte_level_pairs, sentencepiece_pairs, smollm2_gguf, write_folder, write_gguf
 
 from octavo.errors import ModelFileError, ValidationError
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.gguf_metadata import GgufMetadata
 from octavo.weights.gguf_tokenizer import convert_gguf_tokenizer
 from octavo.weights.tokenizer_files import prepare_tokenizer
+from tiny_tokenizers import byte_level_pairs, sentencepiece_pairs, smollm2_gguf, write_folder, write_gguf
 
 CASES = json.loads(
     (Path(__file__).parents[1] / "data" / "smollm2_token_ids.json").read_text(encoding="utf-8")

@@ -185,7 +185,7 @@ class ServerOptions:
     """Options of the HTTP server."""
 
     host: Annotated[str, _option(_SERVER, "Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1"
-    port: Annotated[int, _option(_SERVER, "Port to listen on.", min=1, max=65535)] = 8000
+    port: Annotated[int, _option(_SERVER, "Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000
     served_model_name: Annotated[
         list[str] | None,
         _option(
@@ -221,6 +221,14 @@ class ServerOptions:
             min=0,
         ),
     ] = 30
+    stall_timeout_s: Annotated[
+        float,
+        _option(
+            _SERVER,
+            "Seconds without a finished step, while there is work, after which /health answers 503.",
+            min=0.1,
+        ),
+    ] = 60.0
 
     def check(self) -> None:
         """Raises ConfigError for values that would silently mean something else than the user thinks."""

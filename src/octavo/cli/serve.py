@@ -35,5 +35,6 @@ def serve(engine: EngineOptions, server: ServerOptions, model: ModelArgument = D
         api_key=server.api_key,
         allowed_origins=tuple(server.allowed_origins or ()),
         drain_timeout_s=server.drain_timeout_s,
+        stall_timeout_s=server.stall_timeout_s,
     )
     run_server(config, settings, log_level=engine.log_level.upper())

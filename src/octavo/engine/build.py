@@ -54,7 +54,11 @@ def build_engine(config: EngineConfig) -> tuple[Engine, EngineFacts]:
     num_host_blocks = _num_host_blocks(config.cache, layout, num_blocks) if swap else 0
 
     storage = KVStorage(
-        spec, block_size=layout.block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks, dtype=dtype
+        spec,
+        block_size=layout.block_size,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        dtype=dtype,
     )
     sampler = Sampler(spec.vocab_size, spec.eos_token_ids)
     pool = BlockPool(num_blocks, layout.block_size)

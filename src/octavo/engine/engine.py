@@ -132,7 +132,9 @@ class Engine:
         self._failed_steps += 1
         if self._failed_steps >= _MAX_FAILED_STEPS:
             raise error
-        logger.exception("step %d failed; the %d sequences in it end with an error", plan.step, len(plan.items))
+        logger.exception(
+            "step %d failed; the %d sequences in it end with an error", plan.step, len(plan.items)
+        )
         reason = f"the step that computed this request failed: {type(error).__name__}: {error}"
         in_step = {item.sequence_id for item in plan.items}
         # Moves may not have been made: what was being swapped out can no longer be trusted either.
@@ -153,7 +155,9 @@ class Engine:
         events: list[SequenceEvent] = []
         if self._empty_plans > 1 and not self.scheduler.running and self.scheduler.pending:
             stuck = self.scheduler.pending[0]
-            reason = "the scheduler could not place this request although nothing else runs; please report this"
+            reason = (
+                "the scheduler could not place this request although nothing else runs; please report this"
+            )
             logger.error("%s: %r", reason, stuck)
             events = self.scheduler.finish(stuck.request.request_id, None, "error", error=reason)
         return _updates(events)

@@ -9,7 +9,16 @@ import os
 from pathlib import Path
 
 # Features that decide which kernels run, in the kernel's spelling.
-_NOTABLE_FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
+_NOTABLE_FEATURES = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_vnni",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+)
 _CGROUP = Path("/sys/fs/cgroup")
 
 

@@ -1,7 +1,7 @@
 """What crosses the border between the faces and the engine process, as typed messages (msgspec, never pickle).
 
-    face -> engine   Submit, Finish, Stop
-    engine -> face   Ready | Failed (once, at start), then StepReport after every step; Failed again if the engine dies
+face -> engine   Start (once), then Submit, Finish, Stop
+engine -> face   Ready | Failed (once, at start), then StepReport after every step; Failed again if the engine dies
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from octavo.config import EngineConfig
 from octavo.outputs import EngineFacts, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 
@@ -26,6 +27,13 @@ class GenerateRequest:
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+
+
+class Start(msgspec.Struct, tag=True, frozen=True):
+    """The first message: what to build, and how much to log."""
+
+    config: EngineConfig
+    log_level: str = "INFO"
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
@@ -93,11 +101,13 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The engine cannot start or go on. `reason` is the root cause in one line; `user_error`: the user can mend it."""
+    """The engine cannot start or go on. `reason` is the root cause in one line.
+
+    code: that of the OctavoError it was, if the user can mend it; None if the fault is ours or the machine's.
+    """
 
     reason: str
-    user_error: bool = False
-    traceback: str = ""
+    code: str | None = None
 
 
 ToEngine = Submit | Finish | Stop

@@ -19,22 +19,25 @@ import traceback
 import msgspec
 import zmq
 
-from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
-from octavo.engine.messages import Failed, Finish, FromEngine, Ready, SequenceUpdate, StepReport, Stop, Submit, ToEngine
+from octavo.engine.messages import (
+    Failed,
+    Finish,
+    FromEngine,
+    Ready,
+    SequenceUpdate,
+    Start,
+    StepReport,
+    Stop,
+    Submit,
+    ToEngine,
+)
 from octavo.errors import OctavoError
 
 logger = logging.getLogger(__name__)
 
 # How often an idle loop looks whether its parent still lives.
 _IDLE_POLL_MS = 1000
-
-
-class Start(msgspec.Struct, tag=True, frozen=True):
-    """The first message: what to build, and how much to log."""
-
-    config: EngineConfig
-    log_level: str = "INFO"
 
 
 class EngineLoop:
@@ -110,11 +113,11 @@ def _run(socket: zmq.Socket[bytes]) -> int:
         EngineLoop(engine, socket).serve()
         return 0
     except Exception as e:
-        expected = isinstance(e, OctavoError)
-        reason = e.message if isinstance(e, OctavoError) else f"{type(e).__name__}: {e}"
-        if not expected:
+        if isinstance(e, OctavoError):
+            _send(socket, Failed(e.message, e.code))
+        else:
             traceback.print_exc()
-        _send(socket, Failed(reason, expected, "" if expected else traceback.format_exc()))
+            _send(socket, Failed(f"{type(e).__name__}: {e}"))
         return 1
 
 

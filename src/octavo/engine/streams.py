@@ -1,7 +1,7 @@
 """From tokens to text: what a face does with the engine's updates of one request.
 
-The engine deals in token ids. Text, stop strings and half-finished characters are looked after here, on the side of the face,
-so that they never cost a step any time. The offline API and the HTTP server use the same code.
+The engine deals in token ids. Text, stop strings and half-finished characters are looked after here, on the face's side, so
+that they never cost a step any time. The offline API and the HTTP server use the same code.
 """
 
 from __future__ import annotations
@@ -54,7 +54,11 @@ class _SequenceText:
         self._params = params
         self._index = index
         self._tokens = 0
-        self._special_stops = {tokenizer.special_token_id(text): text for text in params.stop_strings}
+        self._special_stops = {
+            token_id: text
+            for text in params.stop_strings
+            if (token_id := tokenizer.special_token_id(text)) is not None
+        }
         self._text = Detokenizer(
             tokenizer,
             skip_special_tokens=params.skip_special_tokens,
@@ -93,10 +97,8 @@ class _SequenceText:
 
     def _push(self, text: str, pieces: list[str]) -> str | None:
         # Text of the first min_tokens tokens cannot stop anything.
-        if self._tokens + 1 < self._params.min_tokens:
-            pieces.append(text)
-            return None
-        emitted, matched = self._stops.push(text)
+        enough = self._tokens + 1 >= self._params.min_tokens
+        emitted, matched = self._stops.push(text, matching=enough)
         pieces.append(emitted)
         return matched
 
@@ -104,4 +106,5 @@ class _SequenceText:
         return self._params.include_stop_str_in_output and update.stop_reason is not None
 
     def _stop_reason(self, update: SequenceUpdate) -> str | int | None:
-        return self._special_stops.get(update.stop_reason, update.stop_reason)
+        reason = update.stop_reason
+        return reason if reason is None else self._special_stops.get(reason, reason)

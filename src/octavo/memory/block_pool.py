@@ -23,6 +23,8 @@ Invariants (checked by `check`, and by a property test after every operation):
   4. The key of a block in the cache matches its tokens; a blank block is not in the cache.
   5. blank + idle + referenced == num_blocks.
   6. Giving back everything leaves no references: a finished request owns nothing.
+  7. A block in the cache follows a root or another block in the cache. (Who holds a block holds those before it, a chain is
+     evicted from its tail, and nothing is published after a block that could not be.)
 
 Every operation is O(1), but for what the prefix cache says of itself.
 """
@@ -101,20 +103,20 @@ class BlockPool:
         """May its one owner write into this block as it is? (Invariant 3.)"""
         return self._references[block_id] == 1 and self.cache.known(block_id) is None
 
-    def publish(self, block_id: int, key: BlockKey, parent: BlockKey, token_ids: Sequence[int]) -> int:
+    def publish(self, block_id: int, key: BlockKey, parent: BlockKey, token_ids: Sequence[int]) -> int | None:
         """Make a full, computed block findable and return the block to use from now on.
 
         That is `block_id` itself or, if the same content is in the cache already, the block that holds it: the reference
-        moves over and `block_id` is given back, so that equal blocks are stored once. A mere digest collision leaves
-        `block_id` private.
+        moves over and `block_id` is given back, so that equal blocks are stored once. None if the digest collides with
+        that of other content: `block_id` stays private, and the caller must not publish what comes after it (invariant 7),
+        or it would be found behind that other content.
         """
         if self.cache.insert(block_id, key, parent, token_ids):
             return block_id
         twin = self.cache.find(key, parent, token_ids)
-        if twin is None or twin == block_id:
-            return block_id
-        self.share(twin)
-        self.release(block_id)
+        if twin is not None and twin != block_id:
+            self.share(twin)
+            self.release(block_id)
         return twin
 
     def drop_idle(self) -> int:

@@ -31,24 +31,21 @@ class BlockTable:
 
     def missing(self, start: int, end: int) -> int:
         """How many blocks `prepare(start, end)` would take from the pool."""
-        size = self._pool.block_size
-        new = max(0, -(-end // size) - len(self.block_ids))
-        covered = self.block_ids[start // size : -(-end // size)]
-        return new + sum(not self._pool.writable(block_id) for block_id in covered)
+        new = -(-end // self._pool.block_size) - len(self.block_ids)
+        return max(0, new) + len(self._unwritable(start, end))
 
     def prepare(self, start: int, end: int) -> list[BlockCopy] | None:
         """Make positions [start, end) writable: append blocks, and copy those that may not be written.
 
         All or nothing: returns the copies to make, in order, or None if the pool has too few free blocks. O(blocks touched).
         """
-        if self.missing(start, end) > self._pool.num_free:
+        unwritable = self._unwritable(start, end)
+        new = -(-end // self._pool.block_size) - len(self.block_ids)
+        needed = len(unwritable) + max(0, new)
+        if needed and needed > self._pool.num_free:
             return None
-        size = self._pool.block_size
-        copies: list[BlockCopy] = []
-        for i in range(start // size, min(-(-end // size), len(self.block_ids))):
-            if not self._pool.writable(self.block_ids[i]):
-                copies.append(self._replace(i))
-        while len(self.block_ids) * size < end:
+        copies = [self._replace(i) for i in unwritable]
+        for _ in range(new):
             self.block_ids.append(self._take())
         return copies
 
@@ -69,14 +66,27 @@ class BlockTable:
         self.block_ids.append(target)
         return source, target
 
-    def publish(self, index: int, key: bytes, parent: bytes, token_ids: Sequence[int]) -> None:
-        """Make full block `index` findable; it may be exchanged for an equal one that is known already."""
-        self.block_ids[index] = self._pool.publish(self.block_ids[index], key, parent, token_ids)
+    def publish(self, index: int, key: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
+        """Make full block `index` findable; it may be exchanged for an equal one that is known already.
+
+        False if its digest collides with another one: then nothing after it may be published.
+        """
+        block_id = self._pool.publish(self.block_ids[index], key, parent, token_ids)
+        if block_id is None:
+            return False
+        self.block_ids[index] = block_id
+        return True
 
     def release(self) -> None:
         """Give all blocks back, tail first, so that a chain is evicted from its tail."""
         while self.block_ids:
             self._pool.release(self.block_ids.pop())
+
+    def _unwritable(self, start: int, end: int) -> list[int]:
+        """The logical blocks of [start, end) that exist, but must be copied before they are written."""
+        size, pool, block_ids = self._pool.block_size, self._pool, self.block_ids
+        covered = range(start // size, min(-(-end // size), len(block_ids)))
+        return [i for i in covered if not pool.writable(block_ids[i])]
 
     def _take(self) -> int:
         block_id = self._pool.allocate()

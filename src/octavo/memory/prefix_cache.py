@@ -12,7 +12,8 @@ the one that shares the longest beginning with the remaining tokens is a neighbo
 inserted. Two comparisons find it exactly, however many children there are.
 
 This is an index only: it owns no blocks and counts no references; `BlockPool` does. A digest collision cannot give wrong
-KV, because a block's tokens and parent are compared as well.
+KV: a block's tokens and parent key are compared as well, and the parent key stands for one content only, since the parent is
+in the index for as long as the block is (invariant 7 of the pool).
 
 Source: the chain of block digests follows automatic prefix caching in vLLM (Kwon et al., PagedAttention, SOSP 2023, and its
 documentation); the sub-block match answers the same need as the radix tree of SGLang (Zheng et al., 2024).

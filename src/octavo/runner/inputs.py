@@ -1,8 +1,8 @@
 """From a plan to the inputs of one forward pass.
 
-    items of the plan     seq 7: tokens 5..7, sample     seq 3: token 12, sample     seq 9: tokens 0..3
-    token_ids, positions  [ 5  6  7 | 12 | 0  1  2  3 ]  all new tokens of the step in one axis
-    rows to sample        [       2,   3              ]  the last row of each item that reaches its last known token
+items of the plan     seq 7: tokens 5..7, sample     seq 3: token 12, sample     seq 9: tokens 0..3
+token_ids, positions  [ 5  6  7 | 12 | 0  1  2  3 ]  all new tokens of the step in one axis
+rows to sample        [       2,   3              ]  the last row of each item that reaches its last known token
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The runner: the `Executor` of one machine's CPU (or, later, of one device).
 
-    plan -> block moves -> inputs -> model forward -> logits of the rows that need them -> sampled tokens
+plan -> block moves -> inputs -> model forward -> logits of the rows that need them -> sampled tokens
 """
 
 from __future__ import annotations

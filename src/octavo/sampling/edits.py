@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.sampling.random_stream import uniform
+from octavo.random_stream import uniform
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.plan import SequenceStart
 
@@ -71,16 +71,18 @@ class SequenceState:
         self.seed = start.seed
         self.num_generated = 0
         self.fault = _fault(start, vocab_size)
-        self.bias_ids: Ids = np.fromiter(params.logit_bias.keys(), np.int64)
-        self.biases: Floats = np.fromiter(params.logit_bias.values(), np.float32)
+        # Ids that are at fault may not even fit the arrays, and are never used.
+        biases = {} if self.fault else params.logit_bias
+        self.bias_ids: Ids = np.fromiter(biases.keys(), np.int64)
+        self.biases: Floats = np.fromiter(biases.values(), np.float32)
         self.allowed_ids: Ids | None = None
-        if params.allowed_token_ids is not None:
+        if params.allowed_token_ids is not None and not self.fault:
             self.allowed_ids = np.unique(np.asarray(params.allowed_token_ids, np.int64))
         # A stop token beyond the vocabulary is never generated, so it needs no ban.
         stops = {token for token in (*eos_token_ids, *params.stop_token_ids) if token < vocab_size}
         self._stop_ids: Ids = np.asarray(sorted(stops), np.int64)
         self.counts: TokenCounts | None = None
-        if params.has_penalties:
+        if params.has_penalties and not self.fault:
             self.counts = TokenCounts(start.prompt_token_ids if params.repetition_penalty != 1 else ())
 
     @property

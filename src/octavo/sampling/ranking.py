@@ -35,6 +35,9 @@ def greatest(rows: Tensor) -> tuple[Tensor, Tensor]:
 
     rows: float32 [R, V]. A row with a NaN gives NaN and the id of the first one.
     """
+    if rows.shape[1] <= 2 * _GREATEST_CHUNK:
+        values, ids = rows.max(dim=1)
+        return values, ids
     maxima = _chunk_maxima(rows, _GREATEST_CHUNK)
     chunk = maxima.argmax(dim=1, keepdim=True)
     ids = chunk * _GREATEST_CHUNK + torch.arange(_GREATEST_CHUNK, device=rows.device)

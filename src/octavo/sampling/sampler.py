@@ -1,8 +1,7 @@
 """From logits to tokens: one token per sequence and step, chosen as the parameters of its request say.
 
-    logits -> edits (bias, allowed ids, penalties, min_tokens) -> greedy: the greatest
-                                                              \\-> temperature, top-k, min-p, top-p -> random
-                                                              choice
+    logits -> bias, allowed ids, penalties, min_tokens -> the greatest                               (greedy)
+                                                       -> temperature, top-k, min-p, top-p -> draw  (random)
 
 Greedy takes the greatest edited logit; of equal ones the lowest id. Rows that are greedy and not edited
 share one pass over all logits and nothing else. The others are worked on in slices of a few rows, so extra
@@ -95,7 +94,7 @@ class Sampler:
         for row, state in enumerate(states):
             if row not in errors:
                 state.record(tokens[row])
-        logprobs = _logprobs(logits, states, tokens, errors)
+        logprobs = _logprobs(logits, peaks, states, tokens, errors)
         return [
             SampledToken(_NO_TOKEN, None, errors[row])
             if row in errors
@@ -137,7 +136,11 @@ def _choose_slice(
 
 
 def _logprobs(
-    logits: Tensor, states: Sequence[SequenceState], tokens: list[int], errors: dict[int, str]
+    logits: Tensor,
+    peaks: Tensor,
+    states: Sequence[SequenceState],
+    tokens: list[int],
+    errors: dict[int, str],
 ) -> dict[int, TokenLogprobs]:
     """The log probabilities of the rows that asked for them, by row."""
     counts = {
@@ -148,5 +151,6 @@ def _logprobs(
     if not counts:
         return {}
     members = list(counts)
-    found = token_logprobs(take(logits, members), [tokens[row] for row in members], list(counts.values()))
+    chosen = [tokens[row] for row in members]
+    found = token_logprobs(take(logits, members), chosen, list(counts.values()), take(peaks, members))
     return dict(zip(members, found, strict=True))

@@ -68,7 +68,7 @@ def finish_reason(sequence: Sequence, eos_token_ids: frozenset[int]) -> tuple[st
 
 
 def _check_ids(name: str, ids: SequenceOf[int], vocab_size: int) -> None:
-    if ids and not (0 <= min(ids) and max(ids) < vocab_size):
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         bad = next(i for i in ids if not 0 <= i < vocab_size)
         raise ValidationError(f"{name} has token id {bad}; ids go from 0 to {vocab_size - 1:,}", param=name)
 

@@ -16,7 +16,7 @@ class PlanBuilder:
 
     def __init__(self, step: int, token_budget: int) -> None:
         self.budget = token_budget
-        self.preempted = 0
+        self.preempted = 0  # sequences that gave way because another one had no block
         self._step = step
         self._counts: dict[Sequence, int] = {}
         self._moves: list[BlockMove] = []

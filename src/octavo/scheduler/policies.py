@@ -16,7 +16,13 @@ Rank = tuple[float, ...]
 
 
 class Policy(Protocol):
-    """The order of service. Called for every live sequence in every step: keep it O(1)."""
+    """The order of service. May be called for every live sequence in every step: keep it O(1).
+
+    ages: ranks change while sequences wait (they depend on `now`, or on anything else that changes), so the queues are
+    sorted again in every step. A policy whose ranks never change spares that cost.
+    """
+
+    ages: bool
 
     def rank(self, sequence: Sequence, now: float) -> Rank:
         """Where a sequence stands; lower is served first, higher is preempted first."""
@@ -30,6 +36,8 @@ class Policy(Protocol):
 class FirstComeFirstServed:
     """By arrival; nobody is pushed out for a newcomer."""
 
+    ages = False
+
     def rank(self, sequence: Sequence, now: float) -> Rank:
         return (sequence.order,)
 
@@ -39,6 +47,8 @@ class FirstComeFirstServed:
 
 class Priority:
     """By the request's priority (lower first), then by arrival; a more urgent arrival pushes out a less urgent sequence."""
+
+    ages = False
 
     def rank(self, sequence: Sequence, now: float) -> Rank:
         return (sequence.request.priority, sequence.order)

@@ -11,12 +11,18 @@ release  the end: everything is given back
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 from octavo.memory.block_pool import BlockPool
+from octavo.memory.prefix_cache import PrefixMatch
 from octavo.request import Sequence, SequenceState
 from octavo.scheduler.plan import MoveKind
 from octavo.scheduler.plan_builder import PlanBuilder
+
+NO_MATCH = PrefixMatch((), None, 0)
 
 
 class PreemptionCounters(Protocol):
@@ -44,22 +50,25 @@ class Residency:
         self._prefix_caching = prefix_caching
         self._swap = swap
 
-    def fits(self, sequence: Sequence, num_running: int) -> bool:
-        """Are there free blocks for all its known tokens, and one more for each that runs already?
+    def reserve(self, others: Iterable[Sequence]) -> int:
+        """Blocks that must stay free for `others` to go on: what their known tokens still miss, and at least one each."""
+        size = self._pool.block_size
+        return sum(max(1, -(-s.num_tokens // size) - len(s.table)) for s in others)
+
+    def fits(self, sequence: Sequence, reserved: int, leaving: Iterable[Sequence] = ()) -> bool:
+        """Are there free blocks for all its known tokens besides `reserved`, once `leaving` have given theirs back?
 
         Asking for the whole gap rather than its first chunk, and leaving the others room to go on, avoids admitting what
-        would be preempted at once. Prefix hits are not counted: idle blocks are free blocks.
+        would be preempted at once. A prefix hit costs nothing only if others hold it: idle blocks are free blocks.
         """
+        held = Counter(b for other in leaving for b in other.table.block_ids)
+        freed = {b for b, count in held.items() if self._pool.references(b) == count}
         needed = -(-sequence.num_tokens // self._pool.block_size)
-        if num_running == 0:
-            return needed <= self._pool.num_free
-        return needed - self._shared_blocks(sequence) + num_running <= self._pool.num_free
-
-    def would_fit(self, sequence: Sequence, victims: list[Sequence]) -> bool:
-        """Would there be enough free blocks for all its known tokens once `victims` have given theirs back?"""
-        own = (b for victim in victims for b in victim.table.block_ids if self._pool.references(b) == 1)
-        needed = -(-sequence.num_tokens // self._pool.block_size)
-        return needed <= self._pool.num_free + sum(1 for _ in own)
+        free = self._pool.num_free + len(freed) - reserved
+        if needed <= free or free <= 0:
+            return needed <= free
+        kept = (b for b in self._existing(sequence) if self._pool.references(b) and b not in freed)
+        return needed - sum(1 for _ in kept) <= free
 
     def enter(self, sequence: Sequence, builder: PlanBuilder) -> None:
         """Fill the sequence's table with what exists and set num_computed. `fits` must have said yes."""
@@ -67,16 +76,18 @@ class Residency:
             self._swap_in(sequence, builder)
         elif (sibling := _sibling_with_prompt(sequence)) is not None:
             self._fork(sequence, sibling)
-        elif self._prefix_caching and not sequence.wants_prompt_logprobs:
+        else:
             self._adopt_prefix(sequence, builder)
 
     def publish(self, sequence: Sequence) -> None:
         """Make every block that is now full findable."""
-        if not self._prefix_caching:
+        num_full = sequence.num_computed // self._pool.block_size
+        if not self._prefix_caching or sequence.num_published >= num_full:
             return
         keys = sequence.keys
-        for i in range(sequence.num_published, sequence.num_computed // self._pool.block_size):
-            sequence.table.publish(i, keys[i], sequence.parent_key(i), sequence.block_tokens(i))
+        for i in range(sequence.num_published, num_full):
+            if not sequence.table.publish(i, keys[i], sequence.parent_key(i), sequence.block_tokens(i)):
+                return
             sequence.num_published = i + 1
 
     def leave(self, sequence: Sequence, builder: PlanBuilder) -> SequenceState:
@@ -98,10 +109,24 @@ class Residency:
         sequence.table.release()
         self._release_host(sequence)
 
-    def _adopt_prefix(self, sequence: Sequence, builder: PlanBuilder) -> None:
+    def _match(self, sequence: Sequence) -> PrefixMatch:
+        """What the cache holds of a sequence that is to come into the pool."""
+        swapped = sequence.state is SequenceState.SWAPPED
+        if not self._prefix_caching or (sequence.wants_prompt_logprobs and not swapped):
+            return NO_MATCH
         # At least one token is computed, or there would be no logits to choose the next one from.
-        limit = sequence.num_tokens - 1
-        match = self._pool.cache.match(sequence.request.root, sequence.keys, sequence.token_ids, limit)
+        limit = sequence.num_computed if swapped else sequence.num_tokens - 1
+        return self._pool.cache.match(sequence.request.root, sequence.keys, sequence.token_ids, limit)
+
+    def _existing(self, sequence: Sequence) -> SequenceOf[int]:
+        """The full blocks that `enter` would share."""
+        sibling = _sibling_with_prompt(sequence)
+        if sibling is None:
+            return self._match(sequence).block_ids
+        return sibling.table.block_ids[: (sequence.num_prompt - 1) // self._pool.block_size]
+
+    def _adopt_prefix(self, sequence: Sequence, builder: PlanBuilder) -> None:
+        match = self._match(sequence)
         sequence.table.adopt(match.block_ids)
         sequence.num_published = len(match.block_ids)
         sequence.num_computed = len(match.block_ids) * self._pool.block_size
@@ -119,7 +144,8 @@ class Residency:
         known = sequence.num_prompt - 1
         sequence.table.adopt(sibling.table.block_ids[: -(-known // self._pool.block_size)])
         sequence.num_computed = known
-        sequence.num_published = known // self._pool.block_size
+        # The sibling may have blocks that are not published (yet): what follows these waits for them (invariant 7).
+        sequence.num_published = min(sibling.num_published, known // self._pool.block_size)
 
     def _swap_out(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         count = -(-sequence.num_computed // self._pool.block_size)
@@ -133,39 +159,26 @@ class Residency:
         return True
 
     def _swap_in(self, sequence: Sequence, builder: PlanBuilder) -> None:
-        for i, source in enumerate(sequence.host_block_ids):
-            known = self._still_known(sequence, i)
-            if known is not None:
-                sequence.table.adopt([known])
-                sequence.num_published = i + 1
-                continue
+        # Only an unbroken run from the start is adopted, and counts as published; the rest is published again.
+        known = self._match(sequence).block_ids
+        sequence.table.adopt(known)
+        sequence.num_published = len(known)
+        for i in range(len(known), len(sequence.host_block_ids)):
             start = i * self._pool.block_size
             taken = sequence.table.prepare(start, start + 1)
             assert taken == [], "fits() found room for all blocks, and a new block needs no copy"
-            builder.move(MoveKind.SWAP_IN, source, sequence.table.block_ids[i])
+            builder.move(MoveKind.SWAP_IN, sequence.host_block_ids[i], sequence.table.block_ids[i])
         self._release_host(sequence)
-
-    def _still_known(self, sequence: Sequence, index: int) -> int | None:
-        full = (index + 1) * self._pool.block_size <= sequence.num_computed
-        # Only an unbroken run counts as published, so that the rest is published again.
-        if not (self._prefix_caching and full and sequence.num_published == index):
-            return None
-        key, parent = sequence.keys[index], sequence.parent_key(index)
-        return self._pool.cache.find(key, parent, sequence.block_tokens(index))
 
     def _release_host(self, sequence: Sequence) -> None:
         while sequence.host_block_ids:
             self._host.release(sequence.host_block_ids.pop())
 
-    def _shared_blocks(self, sequence: Sequence) -> int:
-        """Blocks of its prompt that a live sibling holds, so that taking them costs nothing."""
-        sibling = _sibling_with_prompt(sequence)
-        return 0 if sibling is None else (sequence.num_prompt - 1) // self._pool.block_size
-
 
 def _sibling_with_prompt(sequence: Sequence) -> Sequence | None:
     """A running sequence of the same request whose table holds the whole prompt, if `sequence` has not begun."""
-    if sequence.num_generated or sequence.wants_prompt_logprobs:
+    begun = sequence.num_generated or sequence.state is SequenceState.SWAPPED
+    if begun or sequence.wants_prompt_logprobs:
         return None
     for sibling in sequence.request.sequences:
         if sibling.state is SequenceState.RUNNING and sibling.num_computed >= sequence.num_prompt:

@@ -4,10 +4,10 @@
 
 One token budget per step, spent in this order:
 
-  1. urgent arrivals: a waiting sequence that outranks a running one takes its place if there is no room for both
-  2. running sequences that need one token (decode), in rank order: never stalled by anything below
-  3. running sequences in the middle of a longer gap (a prompt, a resumed sequence): a chunk of what is left
-  4. admissions in rank order: swapped-out sequences come back, waiting ones begin, as far as blocks and budget go
+  1. running sequences that need one token (decode), in rank order: never stalled by anything below
+  2. running sequences in the middle of a longer gap (a prompt, a resumed sequence): a chunk of what is left; before those
+     that it outranks, an urgent arrival is admitted, and takes their blocks, seats and tokens if there is no room for both
+  3. admissions in rank order: swapped-out sequences come back, waiting ones begin, as far as blocks and budget go
 
 When a running sequence needs a block and none is free, the running sequence with the highest rank number is preempted,
 perhaps itself. The one that ranks first can always push out all others and fits alone (`check_request`), so it finishes,
@@ -91,7 +91,7 @@ class Scheduler:
 
     @property
     def num_swapped(self) -> int:
-        return sum(s.state is SequenceState.SWAPPED for s in self.pending)
+        return sum(s.state is SequenceState.SWAPPED for s in self.pending) if self.host.num_used else 0
 
     def add(self, request: Request) -> None:
         """Queue a request that passed `check_request`. Makes its sequences; O(n + log waiting)."""
@@ -135,12 +135,13 @@ class Scheduler:
         """Decide the next step. Sequences that it places hold all the blocks that the step writes."""
         self._now = now
         builder = PlanBuilder(self.counters.steps, self._token_budget)
-        self.running.sort(key=self._rank)
-        self.pending.sort(key=self._rank)
+        if self._policy.ages:
+            self.running.sort(key=self._rank)
+            self.pending.sort(key=self._rank)
         self._preempt_asked(builder)
-        self._make_room_for_urgent(builder)
-        self._place_running(builder, decodes=True)
-        self._place_running(builder, decodes=False)
+        self._place(builder, [s for s in self.running if s.gap == 1])
+        self._admit_urgent(builder)
+        self._place(builder, list(self.running))
         if not builder.preempted:
             self._admit(builder)
         plan = builder.build(self._started, self._ended)
@@ -189,34 +190,46 @@ class Scheduler:
             self._preempt(sequence, builder)
         self._to_preempt.clear()
 
-    def _make_room_for_urgent(self, builder: PlanBuilder) -> None:
-        urgent = next((s for s in self.pending if self._ready(s)), None)
-        if urgent is None or not self.running or not self._policy.outranks(urgent, self.running[-1]):
-            return
-        victims = [s for s in self.running if self._policy.outranks(urgent, s)]
-        if not self._residency.would_fit(urgent, victims):
-            return
-        while victims and not self._has_room(urgent):
-            self._preempt(victims.pop(), builder)
-            # The room is for the urgent one: it may be admitted in this very step.
-            builder.preempted -= 1
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        return len(self.running) < self._max_num_seqs and self._residency.fits(sequence, len(self.running))
-
-    def _place_running(self, builder: PlanBuilder, *, decodes: bool) -> None:
-        for sequence in list(self.running):
-            if sequence.state is not SequenceState.RUNNING or (sequence.gap == 1) is not decodes:
+    def _place(self, builder: PlanBuilder, sequences: list[Sequence]) -> None:
+        """Put running sequences into the step, as far as the budget goes; those that are in it stay as they are."""
+        for sequence in sequences:
+            if sequence.state is not SequenceState.RUNNING or sequence in builder:
                 continue
             count = min(sequence.gap, builder.budget)
             if count and self._secure_blocks(sequence, count, builder):
                 builder.add(sequence, count)
+
+    def _admit_urgent(self, builder: PlanBuilder) -> None:
+        """Admit who outranks running sequences before these get their chunks, preempting as many as are in its way."""
+        while (urgent := next((s for s in self.pending if self._ready(s)), None)) is not None:
+            others = [s for s in self.running if not self._policy.outranks(urgent, s)]
+            if len(others) == len(self.running):
+                return
+            self._place(builder, others)
+            if not self._make_room(urgent, builder):
+                return
+            self._enter(urgent, builder)
+
+    def _make_room(self, urgent: Sequence, builder: PlanBuilder) -> bool:
+        """Preempt whom `urgent` outranks, from the end, until it has room; nobody if even all would not do."""
+        victims = [s for s in self.running if self._policy.outranks(urgent, s)]
+        reserved = self._residency.reserve(s for s in self.running if not self._policy.outranks(urgent, s))
+        budget = builder.budget or any(victim in builder for victim in victims)
+        if not victims or not budget or not self._residency.fits(urgent, reserved, victims):
+            return False
+        seats = self._max_num_seqs
+        while not (builder.budget and len(self.running) < seats and self._residency.fits(urgent, reserved)):
+            if not victims:
+                return False
+            self._preempt(victims.pop(), builder)
+        return True
 
     def _secure_blocks(self, sequence: Sequence, count: int, builder: PlanBuilder) -> bool:
         """Get the blocks for the next `count` tokens, preempting from the end of the ranks; False if it gave way itself."""
         start = sequence.num_computed
         while (copies := sequence.table.prepare(start, start + count)) is None:
             victim = self.running[-1]
+            builder.preempted += 1
             self._preempt(victim, builder)
             if victim is sequence:
                 return False
@@ -225,24 +238,23 @@ class Scheduler:
 
     def _admit(self, builder: PlanBuilder) -> None:
         for sequence in list(self.pending):
-            if not builder.budget:
+            if not builder.budget or builder.preempted or len(self.running) >= self._max_num_seqs:
                 return
             if not self._ready(sequence):
                 continue
-            if not self._has_room(sequence):
+            if not self._residency.fits(sequence, self._residency.reserve(self.running)):
                 return
-            first = sequence.num_cached is None
-            self._residency.enter(sequence, builder)
-            self.pending.remove(sequence)
-            insort(self.running, sequence, key=self._rank)
-            sequence.move_to(SequenceState.RUNNING)
-            if first:
-                self._note_start(sequence)
-            count = min(sequence.gap, builder.budget)
-            if self._secure_blocks(sequence, count, builder):
-                builder.add(sequence, count)
-            if builder.preempted:
-                return
+            self._enter(sequence, builder)
+
+    def _enter(self, sequence: Sequence, builder: PlanBuilder) -> None:
+        """Let a pending sequence run, with what exists of its KV, and put it into the step."""
+        self._residency.enter(sequence, builder)
+        self.pending.remove(sequence)
+        insort(self.running, sequence, key=self._rank)
+        sequence.move_to(SequenceState.RUNNING)
+        if sequence.num_cached is None:
+            self._note_start(sequence)
+        self._place(builder, [sequence])
 
     def _ready(self, sequence: Sequence) -> bool:
         """May it be admitted? The later sequences of a request wait until the first has computed the prompt they share."""
@@ -252,7 +264,6 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence, builder: PlanBuilder) -> None:
         builder.drop(victim)
-        builder.preempted += 1
         self.running.remove(victim)
         victim.move_to(self._residency.leave(victim, builder))
         victim.num_preemptions += 1
@@ -263,8 +274,10 @@ class Scheduler:
         self._started.append(
             SequenceStart(sequence.sequence_id, request.params, request.prompt_token_ids, sequence.seed)
         )
+        # The prompt counts once: later sequences of the request share it.
+        first = all(s.num_cached is None for s in request.sequences)
         sequence.num_cached = sequence.num_computed
-        if sequence.index == 0:
+        if first:
             self.counters.prompt_tokens += sequence.num_prompt
             self.counters.prefix_query_tokens += sequence.num_prompt
             self.counters.prefix_hit_tokens += sequence.num_computed

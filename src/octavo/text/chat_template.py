@@ -157,8 +157,8 @@ class _Marks:
 
 
 def _free_characters(used: str) -> Iterator[str]:
-    # Noncharacters first, then private use. U+FDD0 is the tokenizer's.
-    for code in chain(range(0xFDD1, 0xFDF0), range(0xF0000, 0xFFFFE)):
+    # Noncharacters, which Unicode reserves for inner use, then private use.
+    for code in chain(range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE)):
         if chr(code) not in used:
             yield chr(code)
 

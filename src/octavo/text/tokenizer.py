@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +25,6 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from octavo.errors import ModelFileError, ValidationError
-
-# Stands for a control token while text around it is encoded with control tokens turned off. A noncharacter:
-# Unicode reserves it for inner use, so no text that is meant for interchange has it.
-_SEPARATOR = "\ufdd0"
 
 _SPACE_MARK = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -70,6 +67,11 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
         self.special_ids: frozenset[int] = frozenset(self._special.values())
+        # The unknown token is a control token too, but plain text may well contain it.
+        self._written_only_by_templates = self.special_ids - {settings["unk_token_id"]}
+        # Stands for a control token while the text around it is encoded with control tokens turned off. Nobody can
+        # guess it, so nobody can write it; and it is never seen in a result, so that it is random does no harm.
+        self._separator = f"\ufdd0{secrets.token_hex(8)}\ufdd0"
         self._bytes: dict[int, bytes] = {}
         self._byte_of = _byte_spellings() if self.decoding == "byte_level" else {}
 
@@ -108,28 +110,24 @@ class Tokenizer:
 
         Raises ValidationError if the tokenizer has no way to write a spelling as plain text.
         """
-        if _SEPARATOR in text:
-            raise ValidationError(
-                "the messages spell a control token and contain U+FDD0, which is not a character; leave one out",
-                param="messages",
-            )
         encoding = _encode(self._backend, text, False, with_places=True)
         marked, controls, at = [], [], 0
         for place, token_id in enumerate(encoding.ids):
             if token_id in self.special_ids:
-                start, end = encoding.token_to_chars(place)
-                marked += [text[at:start], _SEPARATOR]
+                span = encoding.token_to_chars(place)
+                assert span is not None, "a control token has a place, as nothing was added to the text"
+                marked += [text[at : span[0]], self._separator]
                 controls.append(token_id)
-                at = end
+                at = span[1]
         marked.append(text[at:])
         plain = "".join(marked).translate({ord(mark): spelling for mark, spelling in literals.items()})
         ids = _encode(self._plain_backend, plain, False).ids
-        if not self.special_ids.isdisjoint(ids):
+        if not self._written_only_by_templates.isdisjoint(ids):
             raise ValidationError(
                 f"this tokenizer cannot write {sorted(set(literals.values()))} as plain text; leave it out",
                 param="messages",
             )
-        separator_id = self._plain_backend.token_to_id(_SEPARATOR)
+        separator_id = self._plain_backend.token_to_id(self._separator)
         rest = iter(controls)
         return [next(rest) if token_id == separator_id else token_id for token_id in ids]
 
@@ -162,7 +160,7 @@ class Tokenizer:
         """The same tokenizer with control tokens turned off, and a separator that they can be put back for."""
         backend = Backend.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
-        backend.add_tokens([AddedToken(_SEPARATOR, normalized=False)])
+        backend.add_tokens([AddedToken(self._separator, normalized=False)])
         return backend
 
     def _find_bytes(self, token_id: int) -> bytes:

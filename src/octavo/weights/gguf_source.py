@@ -29,7 +29,7 @@ from octavo.model_spec import ModelSpec
 from octavo.weights.architectures import ARCHITECTURES
 from octavo.weights.gguf_config import ROPE_DIVISORS, architecture_of, gguf_spec, hf_name
 from octavo.weights.gguf_metadata import GgufMetadata
-from octavo.weights.mapped_file import Extent, MappedFile
+from octavo.weights.mapped_file import Extent, MappedFile, checked_name
 
 SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -169,7 +169,7 @@ class _TensorList(GgufMetadata):
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape, type and offset of the next tensor in the list."""
         name_length = self._numbers("<Q")[0]
-        name = bytes(self._take(name_length)).decode("utf-8", errors="replace")
+        name = checked_name(self.path, bytes(self._take(name_length)).decode("utf-8", errors="replace"))
         dimensions = self._numbers("<I")[0]
         if dimensions > _MAX_DIMENSIONS:
             raise ModelFileError(

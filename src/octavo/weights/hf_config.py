@@ -71,7 +71,7 @@ def read_hf_config(folder: Path) -> tuple[ModelSpec, torch.dtype | None]:
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
         num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", family.num_kv_heads or num_heads),
+        num_kv_heads=fields.integer("num_key_value_heads", _default_kv_heads(fields, family) or num_heads),
         head_size=fields.integer("head_dim", family.head_size or hidden_size // num_heads),
         vocab_size=fields.integer("vocab_size"),
         max_position=fields.integer("max_position_embeddings", family.max_position),
@@ -104,6 +104,11 @@ def _architecture(fields: Fields) -> str:
         known = ", ".join(family.class_name for family in ARCHITECTURES.values())
         raise fields.unsupported(f"architecture {classes!r} of model_type {model_type}", known)
     return str(model_type)
+
+
+def _default_kv_heads(fields: Fields, family: Architecture) -> int | None:
+    """An explicit null means as many as heads (None); only an absent field means the family's default."""
+    return None if fields.has("num_key_value_heads") else family.num_kv_heads
 
 
 def _refuse_unsupported(fields: Fields) -> None:

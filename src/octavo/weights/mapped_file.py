@@ -15,6 +15,7 @@ from pathlib import Path
 from octavo.errors import ModelFileError
 
 _SAMPLE_BYTES = 64
+_MAX_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,15 @@ class MappedFile:
                 "the file is truncated, get it again",
                 tensor=extent.name,
             )
+
+
+def checked_name(file: Path, name: str) -> str:
+    """Return the name of a tensor; raises ModelFileError for one that no tensor has and no message should repeat."""
+    if not name.isprintable() or len(name) > _MAX_NAME:
+        raise ModelFileError(
+            file, f"holds a tensor named {name[:_MAX_NAME]!r}; the file is corrupt, get it again"
+        )
+    return name
 
 
 def weights_digest(facts: str, files: Iterable[tuple[MappedFile, Iterable[Extent]]]) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from octavo.errors import ModelFileError
 from octavo.weights.hf_config import read_json
-from octavo.weights.mapped_file import Extent, MappedFile
+from octavo.weights.mapped_file import Extent, MappedFile, checked_name
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -97,7 +97,9 @@ class SafetensorsSource:
         stored = _DTYPES.get(extent.kind)
         if stored is None:
             raise ModelFileError(
-                file.path, f"type {extent.kind} is not supported; supported: {', '.join(_DTYPES)}", tensor=name
+                file.path,
+                f"type {extent.kind} is not supported; supported: {', '.join(_DTYPES)}",
+                tensor=name,
             )
         raw = np.frombuffer(file.bytes_at(extent.start, extent.num_bytes, name), dtype=np.uint8)
         flat = target.view(-1)
@@ -133,6 +135,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weights, dict) or not weights:
         raise ModelFileError(index, "has no weight_map, so the tensors cannot be found; get the model again")
     for tensor, shard in weights.items():
+        checked_name(index, tensor)
         # A shard is a neighbour of the index. Anything else would let a model read files elsewhere.
         if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise ModelFileError(
@@ -156,7 +159,10 @@ def _read_header(file: MappedFile) -> dict[str, Extent]:
     if not isinstance(header, dict):
         raise ModelFileError(file.path, "its header is not a JSON object; get the file again")
     header.pop("__metadata__", None)
-    return {name: _extent(file, name, entry, _LENGTH_BYTES + length) for name, entry in header.items()}
+    start = _LENGTH_BYTES + length
+    return {
+        name: _extent(file, checked_name(file.path, name), entry, start) for name, entry in header.items()
+    }
 
 
 def _extent(file: MappedFile, name: str, entry: Any, data_start: int) -> Extent:

