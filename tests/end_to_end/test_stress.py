@@ -31,10 +31,10 @@ def _asks() -> list[Ask]:
     shared = [rng.randrange(20, 40_000) for _ in range(40)]
     asks = []
     for i in range(NUM_STREAMS):
-        prompt = shared[: rng.randrange(41)] + [
-            rng.randrange(20, 40_000) for _ in range(rng.randrange(1, 30))
+        prompt = shared[: rng.randrange(21)] + [
+            rng.randrange(20, 40_000) for _ in range(rng.randrange(1, 20))
         ]
-        max_tokens = rng.randrange(1, 40)
+        max_tokens = rng.randrange(1, 90)
         asks.append(Ask(prompt, max_tokens, rng.randrange(max_tokens) if i % 5 == 0 else None))
     return asks
 

@@ -45,17 +45,9 @@ class EngineLink:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: ToEngine) -> None:
+    def send(self, message: ToEngine | Start) -> None:
         """Hand a message over. Never waits: what cannot go out yet is queued, in order, and dropped by `close`."""
         self._socket.send(self._encoder.encode(message))
-
-    async def greet(self, start: Start) -> FromEngine:
-        """Send the first message and return the answer to it.
-
-        Waits until the process has connected: a socket without a peer drops what it may not wait for.
-        """
-        await self._socket.send(self._encoder.encode(start))
-        return await self.receive()
 
     async def receive(self) -> FromEngine:
         data: bytes = await self._socket.recv()
@@ -101,14 +93,15 @@ async def start_engine(config: EngineConfig, log_level: str) -> tuple[EngineLink
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "octavo.engine.process", address)
     link = EngineLink(folder, context, socket, process)
     try:
-        return link, await _first_words(link, Start(config, log_level))
+        link.send(Start(config, log_level))
+        return link, await _first_words(link)
     except BaseException:
         await link.close()
         raise
 
 
-async def _first_words(link: EngineLink, start: Start) -> EngineFacts:
-    words, end = asyncio.create_task(link.greet(start)), asyncio.create_task(link.ended())
+async def _first_words(link: EngineLink) -> EngineFacts:
+    words, end = asyncio.create_task(link.receive()), asyncio.create_task(link.ended())
     try:
         await asyncio.wait({words, end}, return_when=asyncio.FIRST_COMPLETED)
         if not words.done():

@@ -38,7 +38,7 @@ class Llama:
         self.spec = spec
         self._weights: DecoderWeights = load_decoder(spec, source, dtype)
         self._frequencies = rope_frequencies(spec)
-        self.weight_bytes = sum(tensor.nbytes for tensor in self._weights.tensors())
+        self.weight_bytes = self._weights.nbytes
 
     def forward(
         self,
@@ -67,15 +67,15 @@ class Llama:
                 window=self.spec.window_of(index),
                 soft_cap=self.spec.attention_soft_cap,
             )
-            hidden += F.linear(attended.flatten(1), layer.output, layer.output_bias)
+            hidden += layer.output(attended.flatten(1))
             x = rms_norm(hidden, layer.mlp_norm, self.spec.rms_norm_eps)
-            x = silu_and_multiply(F.linear(x, layer.gate_up, layer.gate_up_bias))
-            hidden += F.linear(x, layer.down, layer.down_bias)
+            x = silu_and_multiply(layer.gate_up(x))
+            hidden += layer.down(x)
         return rms_norm(hidden, self._weights.norm, self.spec.rms_norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every token of the vocabulary, float32 [n, vocab], for rows [n, hidden] of what forward returned."""
-        return F.linear(hidden, self._weights.head).float()
+        return self._weights.head(hidden).float()
 
     def _query_key_value(
         self, x: torch.Tensor, layer: LayerWeights, cosines: torch.Tensor, sines: torch.Tensor
@@ -83,7 +83,7 @@ class Llama:
         """[T, H, D], [T, K, D], [T, K, D]; q and k are normed (if the model does) and rotated, both in one go."""
         spec = self.spec
         num_rotated = spec.num_heads + spec.num_kv_heads
-        heads = F.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, spec.head_size)
+        heads = layer.qkv(x).view(x.shape[0], -1, spec.head_size)
         rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.qk_norm is not None:
             rotated = rms_norm(rotated, layer.qk_norm, spec.rms_norm_eps)

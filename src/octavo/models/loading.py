@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from octavo.model_spec import ModelSpec
+from octavo.models.linear import Linear
 from octavo.weights.source import WeightSource, check_tensor
 
 Shape = tuple[int, ...]
@@ -20,44 +21,36 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Matrices are [out, in]; `qkv` holds the rows of q, k, v in this order, `gate_up` those of gate and up.
+    """One layer. `qkv` holds the rows of q, k, v in this order, `gate_up` those of gate and up.
 
     qk_norm: [H + K, D], the weight of each query head, then of each kv head; None if the model does not normalise them.
     """
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     qk_norm: torch.Tensor | None
-    output: torch.Tensor
-    output_bias: torch.Tensor | None
+    output: Linear
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All weights of a decoder. `head` is `embedding` itself if the model ties them."""
+    """All weights of a decoder. Also where `head` is tied to `embedding` there may be both: one is packed, one is read."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: Linear
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Every tensor once."""
-        yield self.embedding
-        yield self.norm
-        if self.head is not self.embedding:
-            yield self.head
-        for layer in self.layers:
-            for field in fields(layer):
-                tensor = getattr(layer, field.name)
-                if tensor is not None:
-                    yield tensor
+    @property
+    def nbytes(self) -> int:
+        """Memory that the weights take."""
+        parts = [getattr(layer, field.name) for layer in self.layers for field in fields(layer)]
+        tied = self.head.shares(self.embedding)
+        whole = [self.embedding, self.norm, *parts] + ([] if tied else [self.head])
+        return sum(part.nbytes for part in whole if part is not None)
 
 
 def load_decoder(spec: ModelSpec, source: WeightSource, dtype: torch.dtype) -> DecoderWeights:
@@ -68,11 +61,12 @@ def load_decoder(spec: ModelSpec, source: WeightSource, dtype: torch.dtype) -> D
     """
     _check_all(spec, source)
     embedding = source.tensor("model.embed_tokens.weight", dtype)
+    head = embedding if spec.tie_embeddings else source.tensor("lm_head.weight", dtype)
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(_layer(spec, source, dtype, i) for i in range(spec.num_layers)),
         norm=source.tensor("model.norm.weight", dtype),
-        head=embedding if spec.tie_embeddings else source.tensor("lm_head.weight", dtype),
+        head=Linear(head),
     )
 
 
@@ -115,31 +109,22 @@ def _layer(spec: ModelSpec, source: WeightSource, dtype: torch.dtype, index: int
     def weight(*names: str) -> torch.Tensor:
         return _stacked(source, dtype, [f"model.layers.{index}.{name}.weight" for name in names])
 
-    def bias(present: bool, *names: str) -> torch.Tensor | None:
-        return (
-            _stacked(source, dtype, [f"model.layers.{index}.{name}.bias" for name in names])
-            if present
-            else None
-        )
+    def linear(has_bias: bool, *names: str) -> Linear:
+        biases = [f"model.layers.{index}.{name}.bias" for name in names]
+        return Linear(weight(*names), _stacked(source, dtype, biases) if has_bias else None)
 
-    q_k_v = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    gate_up = ("mlp.gate_proj", "mlp.up_proj")
     qk_norm = None
     if spec.qk_norm:
         q_norm, k_norm = weight("self_attn.q_norm"), weight("self_attn.k_norm")
         qk_norm = torch.stack([q_norm] * spec.num_heads + [k_norm] * spec.num_kv_heads)
     return LayerWeights(
         input_norm=weight("input_layernorm"),
-        qkv=weight(*q_k_v),
-        qkv_bias=bias(spec.attention_bias, *q_k_v),
+        qkv=linear(spec.attention_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         qk_norm=qk_norm,
-        output=weight("self_attn.o_proj"),
-        output_bias=bias(spec.attention_output_bias, "self_attn.o_proj"),
+        output=linear(spec.attention_output_bias, "self_attn.o_proj"),
         mlp_norm=weight("post_attention_layernorm"),
-        gate_up=weight(*gate_up),
-        gate_up_bias=bias(spec.mlp_bias, *gate_up),
-        down=weight("mlp.down_proj"),
-        down_bias=bias(spec.mlp_bias, "mlp.down_proj"),
+        gate_up=linear(spec.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        down=linear(spec.mlp_bias, "mlp.down_proj"),
     )
 
 
