@@ -6,6 +6,7 @@ are; the resolved values are then facts (`EngineFacts`, `KVLayout`), not config.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from octavo.errors import ConfigError
@@ -13,6 +14,9 @@ from octavo.errors import ConfigError
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PREEMPTION_MODES = ("recompute", "swap")
+# What the engine's messages can carry, and more than any machine has.
+_LARGEST = 2**63 - 1
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _one_of("--dtype", self.dtype, DTYPES)
+        _within("--max-model-len", self.max_model_len, -_LARGEST)
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(
                 f"--max-model-len is {self.max_model_len}; it must be at least 2 (one prompt token and one new one)"
@@ -50,8 +55,9 @@ class CacheConfig:
             _one_of("--block-size", self.block_size, BLOCK_SIZES)
         _positive("--num-blocks", self.num_blocks)
         _positive("--kv-cache-gb", self.kv_cache_bytes)
-        if self.swap_bytes is not None and self.swap_bytes < 0:
-            raise ConfigError(f"--swap-gb gives {self.swap_bytes} bytes; it must not be negative")
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise ConfigError("--num-blocks and --kv-cache-gb both set the size of the pool; leave one out")
+        _within("--swap-gb", self.swap_bytes, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +95,21 @@ class EngineConfig:
     check: bool = False
 
     def __post_init__(self) -> None:
-        _positive("--threads", self.num_threads)
+        _within("--threads", self.num_threads, 1, _MOST_THREADS)
+        _within("--seed", self.seed, -_LARGEST)
+        if self.cache.swap_bytes is not None and self.scheduler.preemption != "swap":
+            raise ConfigError(
+                "--swap-gb sizes a store that only --preemption swap uses; add that or leave it out"
+            )
+
+
+def gib_to_bytes(flag: str, gib: float | None) -> int | None:
+    """Bytes of an option given in GiB; None stays None. Raises ConfigError for what is no size."""
+    if gib is None:
+        return None
+    if not math.isfinite(gib) or gib < 0:
+        raise ConfigError(f"{flag} is {gib}; it must be a size in GiB")
+    return int(gib * 2**30)
 
 
 def _one_of(flag: str, value: object, allowed: tuple[object, ...]) -> None:
@@ -98,5 +118,11 @@ def _one_of(flag: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def _positive(flag: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ConfigError(f"{flag} is {value}; it must be at least 1")
+    _within(flag, value, 1)
+
+
+def _within(flag: str, value: int | None, low: int, high: int = _LARGEST) -> None:
+    if value is None or low <= value <= high:
+        return
+    bound = f"at least {low:,}" if value < low else f"at most {high:,}"
+    raise ConfigError(f"{flag} is {value}; it must be {bound}")

@@ -12,12 +12,14 @@ The same engine, scheduler and text handling as the server's, driven by a plain 
 from __future__ import annotations
 
 import itertools
+import operator
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
-from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, gib_to_bytes
 from octavo.engine.build import build_engine
 from octavo.engine.messages import GenerateRequest, SequenceUpdate
 from octavo.engine.progress import Progress
@@ -28,7 +30,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.scheduler.limits import check_request
 from octavo.text.chat_template import render_chat
 from octavo.text.tokenizer import Tokenizer
-from octavo.weights.locate import DEFAULT_MODEL, locate_model
+from octavo.weights.locate import DEFAULT_MODEL, default_served_name, locate_model
 from octavo.weights.tokenizer_files import prepare_tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -65,7 +67,7 @@ class LLM:
         preemption: str = "recompute",
         max_num_seqs: int = SchedulerConfig.max_num_seqs,
         max_num_batched_tokens: int = SchedulerConfig.max_num_batched_tokens,
-        attention_backend: str = "reference",
+        attention_backend: str = EngineConfig.attention_backend,
         num_threads: int | None = None,
         seed: int | None = None,
         check: bool = False,
@@ -73,12 +75,17 @@ class LLM:
         path = locate_model(model)
         self._open(
             EngineConfig(
-                model=ModelConfig(path=str(path), name=model, dtype=dtype, max_model_len=max_model_len),
+                model=ModelConfig(
+                    path=str(path),
+                    name=default_served_name(model, path),
+                    dtype=dtype,
+                    max_model_len=max_model_len,
+                ),
                 cache=CacheConfig(
                     block_size=block_size,
                     num_blocks=num_blocks,
-                    kv_cache_bytes=None if kv_cache_gb is None else int(kv_cache_gb * 2**30),
-                    swap_bytes=None if swap_gb is None else int(swap_gb * 2**30),
+                    kv_cache_bytes=gib_to_bytes("kv_cache_gb", kv_cache_gb),
+                    swap_bytes=gib_to_bytes("swap_gb", swap_gb),
                     prefix_caching=enable_prefix_caching,
                 ),
                 scheduler=SchedulerConfig(
@@ -105,6 +112,8 @@ class LLM:
         self.tokenizer = Tokenizer(prepare_tokenizer(config.model.path))
         self.engine, self.facts = build_engine(config)
         self._ids = itertools.count()
+        # Updates of each request under way that nobody has taken yet: whoever makes a step makes it for all.
+        self._inboxes: dict[str, list[SequenceUpdate]] = {}
 
     # -- whole results
 
@@ -193,10 +202,10 @@ class LLM:
         text, ids = self._prompt(prompt)
         if params.truncate_prompt_tokens is not None:
             ids = ids[-params.truncate_prompt_tokens :]
-        limits = self.engine.scheduler.limits
-        checked = check_request(ids, params, limits)
-        request = GenerateRequest(f"offline-{next(self._ids)}", tuple(ids), checked)
-        return text, with_special_stops(request, self.tokenizer)
+        request = GenerateRequest(f"offline-{next(self._ids)}", tuple(ids), params)
+        request = with_special_stops(request, self.tokenizer)
+        checked = check_request(ids, request.params, self.engine.scheduler.limits)
+        return text, replace(request, params=checked)
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         given: Any = prompt
@@ -204,7 +213,14 @@ class LLM:
             given = prompt.get("prompt_token_ids", prompt.get("prompt", ""))
         if isinstance(given, str):
             return given, self.tokenizer.encode(given)
-        return None, list(given)
+        try:
+            return None, [operator.index(token_id) for token_id in given]
+        except TypeError:
+            raise ValidationError(
+                f"a prompt is {type(given).__name__}, which is neither a text nor a list of token ids"
+                if not isinstance(given, Iterable)
+                else "a prompt has something among its token ids that is no integer; give a text or token ids"
+            ) from None
 
     def _run(self, asked: list[tuple[str | None, GenerateRequest]], progress: bool) -> list[RequestOutput]:
         results = {
@@ -212,38 +228,56 @@ class LLM:
             for text, request in asked
         }
         for _, request in asked:
-            self.engine.submit(request, time.monotonic())
+            self._submit(request)
         unfinished = set(results)
         try:
             with Progress(len(results)) if progress else nullcontext() as bar:
                 while unfinished:
-                    for update in self.engine.step(time.monotonic()):
+                    for update in self._news(unfinished):
                         collected = results[update.request_id]
                         collected.take(update, self)
                         if bar is not None:
                             bar.tokens(len(update.token_ids))
                         if collected.stream.finished and update.request_id in unfinished:
                             unfinished.discard(update.request_id)
+                            del self._inboxes[update.request_id]
                             if bar is not None:
                                 bar.request_done()
         finally:
             for request_id in unfinished:
-                self.engine.finish(request_id, None, "abort")
+                self._abort(request_id)
         return [results[request.request_id].output for _, request in asked]
 
     def _stream(self, request: GenerateRequest) -> Iterator[RequestDelta]:
         stream = RequestStream(request, self.tokenizer)
-        self.engine.submit(request, time.monotonic())
+        self._submit(request)
         try:
             while not stream.finished:
-                for update in self.engine.step(time.monotonic()):
-                    if update.request_id != request.request_id:
-                        continue
+                for update in self._news([request.request_id]):
                     delta = self._delta(stream, update)
                     if delta is not None:
                         yield delta
         finally:
-            self.engine.finish(request.request_id, None, "abort")
+            self._abort(request.request_id)
+
+    def _submit(self, request: GenerateRequest) -> None:
+        self._inboxes[request.request_id] = self.engine.submit(request, time.monotonic())
+
+    def _abort(self, request_id: str) -> None:
+        self.engine.finish(request_id, None, "abort")
+        self._inboxes.pop(request_id, None)
+
+    def _news(self, request_ids: Iterable[str]) -> list[SequenceUpdate]:
+        """What there is for these requests; makes a step if there is nothing. News of others wait for them."""
+        asked = list(request_ids)
+        if not any(self._inboxes[request_id] for request_id in asked):
+            for update in self.engine.step(time.monotonic()):
+                if update.request_id in self._inboxes:
+                    self._inboxes[update.request_id].append(update)
+        news = [update for request_id in asked for update in self._inboxes[request_id]]
+        for request_id in asked:
+            self._inboxes[request_id].clear()
+        return news
 
     def _delta(self, stream: RequestStream, update: SequenceUpdate) -> RequestDelta | None:
         """The delta of an update; a sequence that a stop string ended is ended in the engine as well."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 class RopeScaling:
     """How rotary frequencies are stretched for long contexts.
 
-    kind: "linear", "llama3", "yarn" or "longrope"-like names that a loader accepts; the numbers are those of the
-    checkpoint's own `rope_scaling`. Fields that a kind does not use stay at their defaults.
+    kind: "linear" or "llama3"; loaders refuse other kinds. The numbers are those of the checkpoint's own `rope_scaling`;
+    fields that a kind does not use stay at their defaults.
     """
 
     kind: str

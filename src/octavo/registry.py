@@ -44,5 +44,23 @@ class Registry:
         module, _, attribute = target.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as e:
-            raise ConfigError(f"cannot load {self.kind} {name!r} from {target}: {e}") from e
+        # Besides what is not there: an empty or relative module name, and a module that is no Python.
+        except (ImportError, AttributeError, ValueError, TypeError, SyntaxError) as e:
+            hint = "" if name in self._table else "; modules of your own are found through PYTHONPATH"
+            raise ConfigError(f"cannot load {self.kind} {name!r} from {target}: {e}{hint}") from e
+
+    def make(self, name: str, interface: type) -> Any:
+        """Load what `name` stands for and make one, without arguments.
+
+        interface: the protocol that it must offer; only names are compared.
+        Raises ConfigError as `load` does, and for what cannot be made so or lacks a part of the interface.
+        """
+        try:
+            made = self.load(name)()
+        except TypeError as e:
+            raise ConfigError(f"{self.kind} {name!r} cannot be made without arguments: {e}") from e
+        wanted = {*interface.__annotations__, *vars(interface)}
+        lacking = sorted(part for part in wanted if not part.startswith("_") and not hasattr(made, part))
+        if lacking:
+            raise ConfigError(f"{name!r} is no {self.kind}: it lacks {', '.join(lacking)}")
+        return made

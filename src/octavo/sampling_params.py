@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.errors import ValidationError
 
 MAX_LOGPROBS = 20
 MAX_SEQUENCES = 128
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 _TOP_K_LIMIT = 2**31
 _SEED_LIMIT = 2**63
+# Logits divided by much less are infinite in float32.
+_LEAST_REPETITION_PENALTY = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,11 @@ class SamplingParams:
         self._check_numbers()
         self._check_lengths()
         self._check_lists()
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValidationError(
+                    f"{name} is {getattr(self, name)!r}; it must be True or False", param=name
+                )
 
     @property
     def greedy(self) -> bool:
@@ -81,8 +91,9 @@ class SamplingParams:
 
     def _normalise(self) -> None:
         set_ = object.__setattr__
-        set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop))
+        set_(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
+        set_(self, "logit_bias", {} if self.logit_bias is None else self.logit_bias)
         set_(self, "top_k", 0 if self.top_k == -1 else self.top_k)
         set_(
             self,
@@ -90,7 +101,7 @@ class SamplingParams:
             None if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens,
         )
         if self.allowed_token_ids is not None:
-            set_(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            set_(self, "allowed_token_ids", _listed("allowed_token_ids", self.allowed_token_ids))
 
     def _check_numbers(self) -> None:
         _number("temperature", self.temperature, 0, 100)
@@ -100,9 +111,7 @@ class SamplingParams:
         _number("min_p", self.min_p, 0, 1)
         _number("presence_penalty", self.presence_penalty, -2, 2)
         _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _number("repetition_penalty", self.repetition_penalty, 0, 100)
-        if self.repetition_penalty == 0:
-            raise ValidationError("repetition_penalty is 0; use a value above 0", param="repetition_penalty")
+        _number("repetition_penalty", self.repetition_penalty, _LEAST_REPETITION_PENALTY, 100)
         _integer("top_k", self.top_k, 0, _TOP_K_LIMIT)
         _integer("n", self.n, 1, MAX_SEQUENCES)
         if self.seed is not None:
@@ -134,12 +143,30 @@ class SamplingParams:
                 raise ValidationError(
                     f"stop contains {text!r}; each must be a string that is not empty", param="stop"
                 )
+            if len(text) > MAX_STOP_CHARACTERS:
+                raise ValidationError(
+                    f"stop has a string of {len(text):,} characters; the limit is {MAX_STOP_CHARACTERS:,}",
+                    param="stop",
+                )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise ValidationError(
+                f"stop_token_ids has {len(self.stop_token_ids):,} ids; the limit is {MAX_STOP_TOKEN_IDS}",
+                param="stop_token_ids",
+            )
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 _integer(name, token, 0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValidationError(
                 "allowed_token_ids is empty; name at least one id", param="allowed_token_ids"
+            )
+        self._check_logit_bias()
+
+    def _check_logit_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise ValidationError(
+                f"logit_bias is a {type(self.logit_bias).__name__}; map token ids to numbers",
+                param="logit_bias",
             )
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise ValidationError(
@@ -151,11 +178,24 @@ class SamplingParams:
             _number("logit_bias", bias, -100, 100)
 
 
+def _listed(name: str, value: object) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence | Set):
+        raise ValidationError(f"{name} is a {type(value).__name__}; it must be a list", param=name)
+    return tuple(value)
+
+
 def _number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise ValidationError(f"{name} is {value!r}; it must be a finite number", param=name)
     if not low <= value <= high:
-        raise ValidationError(f"{name} is {value:g}; it must be from {low:g} to {high:g}", param=name)
+        raise ValidationError(f"{name} is {str(value)[:40]}; it must be from {low:g} to {high:g}", param=name)
+
+
+def _is_finite(value: int | float) -> bool:
+    # An integer may be too large to become a float.
+    return isinstance(value, int) or math.isfinite(value)
 
 
 def _integer(name: str, value: object, low: int, high: int | None = None) -> None:

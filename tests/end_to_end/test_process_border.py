@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -93,13 +95,54 @@ def test_sigterm_lets_running_requests_finish_and_exits_with_0(tiny):
         assert server.wait() == 0
 
 
+def test_while_requests_finish_after_sigterm_new_ones_get_503(tiny):
+    with (
+        ServerProcess(tiny, "--threads", "1", "--served-model-name", "m") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        started = threading.Event()
+        stream = pool.submit(first_event, server, "m", started, **LONG)
+        assert started.wait(60)
+        server.process.send_signal(signal.SIGTERM)
+        assert poll_health(server, until=503)[-1] == 503
+        refused = complete(server, "m", prompt="Hi", max_tokens=1)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+        assert stream.result(120)[-1] == "data: [DONE]"
+        assert server.wait() == 0
+
+
+def test_what_still_runs_when_draining_is_over_gets_an_error(tiny):
+    flags = ("--threads", "1", "--served-model-name", "m", "--drain-timeout-s", "0")
+    with ServerProcess(tiny, *flags) as server, ThreadPoolExecutor(2) as pool:
+        started = threading.Event()
+        stream = pool.submit(first_event, server, "m", started, **LONG)
+        plain = pool.submit(complete, server, "m", **LONG)
+        assert started.wait(60)
+        while server.metric("octavo_requests_running") < 2:
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        assert '"error"' in stream.result(30)[-1] and "stopping" in stream.result(30)[-1]
+        assert plain.result(30).status_code == 503
+        assert server.wait() == 0 and "Traceback" not in "\n".join(server.lines)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_no_engine_is_left_when_the_server_ends_while_it_starts(tiny, how):
+    with ServerProcess(tiny, "--threads", "1", expect_ready=False) as server:
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        while not children.read_text():
+            assert server.process.poll() is None
+        engine = os.pidfd_open(server.engine_pid())
+        server.process.send_signal(how)
+        assert server.process.wait(30) == (0 if how is signal.SIGTERM else -signal.SIGKILL)
+        assert select.select([engine], [], [], 60)[0], "the engine outlives its server"
+
+
 def test_the_engine_goes_when_the_server_is_killed(tiny):
     with ServerProcess(tiny, "--threads", "1") as server:
         engine = os.pidfd_open(server.engine_pid())
         server.process.kill()
         server.process.wait()
-        import select
-
         assert select.select([engine], [], [], 20)[0], "the engine outlives its server"
 
 

@@ -45,12 +45,14 @@ BAD = [
     ("presence_penalty", 3),
     ("frequency_penalty", -3),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-40),
     ("stop", ""),
     ("stop", [""]),
     ("stop", 5),
     ("stop", [5]),
     ("stop", {}),
     ("stop", ["x"] * 17),
+    ("stop", "x" * 1025),
     ("stop_token_ids", [2**70]),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", ["a"]),
@@ -65,6 +67,7 @@ BAD = [
     ("logit_bias", {"5": "x"}),
     ("logit_bias", {"5": True}),
     ("logit_bias", {"5": 101}),
+    ("logit_bias", {"5": 10**400}),
     ("logit_bias", [1, 2]),
     ("logit_bias", {str(i): 1 for i in range(1025)}),
     ("prompt_logprobs", 21),
@@ -103,6 +106,7 @@ def test_wrong_values_of_one_endpoint(server: Running, stream: bool) -> None:
     refused(server.chat(max_tokens=3, max_completion_tokens=4, stream=stream), "max_completion_tokens")
     refused(server.complete(min_tokens=10, max_tokens=5, stream=stream), "min_tokens")
     refused(server.complete(prompt_logprobs=1, stream=True), "prompt_logprobs")
+    refused(server.complete(echo=True, logprobs=1, prompt_logprobs=-3), "prompt_logprobs")
     refused(
         server.complete(stream=True, stream_options={"foo": 1}), "stream_options.foo", code="unknown_field"
     )

@@ -183,3 +183,12 @@ def test_step_metadata_follows_the_block_tables() -> None:
 
 def test_the_registry_finds_the_backend() -> None:
     assert BACKENDS.load("reference") is ReferenceAttention
+
+
+@pytest.mark.parametrize("window", [None, 1, 40, 129, 500])
+@pytest.mark.parametrize("count", [127, 128, 129, 300])
+def test_chunks_longer_than_the_rows_computed_at_once_match_the_dense_oracle(
+    count: int, window: int | None
+) -> None:
+    case = make_case([(37, count), (0, 3)], 16)
+    torch.testing.assert_close(attend(case, window).double(), oracle(case, window), atol=2e-6, rtol=1e-5)

@@ -26,7 +26,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def run() -> Run:
-    def invoke(*args: str, stdin: str = "") -> Any:
+    def invoke(*args: str, stdin: str | bytes = "") -> Any:
         return CliRunner().invoke(app, list(args), input=stdin)
 
     return invoke
@@ -159,7 +159,8 @@ def test_jsonl_may_come_from_stdin(run: Run, llm: FakeLLM, model: str) -> None:
         ('{"prompt_token_ids": [1, true]}', "list of integers"),
         ('{"prompt": "a", "temperature": -1}', "temperature is -1"),
         ('{"prompt": "a", "logit_bias": {"x": 1}}', "wrong kind"),
-        ('{"prompt": "a", "stop": 3}', "wrong kind"),
+        ('{"prompt": "a", "stop": 3}', "stop is a int"),
+        ("[" * 100_000, "not JSON"),
     ],
 )
 def test_bad_jsonl_line_is_named_with_its_number(
@@ -211,6 +212,12 @@ def test_chat_in_a_pipe_answers_each_line_and_remembers(run: Run, llm: FakeLLM, 
     assert result.stdout == "HI THERE \nAND YOU \n"
     assert [message["role"] for message in llm.asked[2]] == ["user", "assistant", "user"]
     assert llm.asked[2][1]["content"] == "HI THERE "
+
+
+def test_input_that_is_not_text_ends_the_chat_with_one_line(run: Run, llm: FakeLLM, model: str) -> None:
+    result = run("chat", "-m", model, stdin=b"hi\n\xff\xfe\n")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ") and "utf-8" in result.stderr
 
 
 def test_chat_commands_change_the_conversation(run: Run, llm: FakeLLM, model: str) -> None:

@@ -57,6 +57,8 @@ def test_what_can_never_fit_is_refused_with_both_numbers(
         ([1], SamplingParams(logit_bias={102: 1.0}), "logit_bias", "102"),
         ([1], SamplingParams(allowed_token_ids=(3, 103)), "allowed_token_ids", "103"),
         ([1] * 3_000, SamplingParams(max_tokens=None, min_tokens=300), "min_tokens", "300"),
+        ([1], SamplingParams(min_tokens=4, allowed_token_ids=(2, 7), stop_token_ids=[7]), "min_tokens", "4"),
+        ([1], SamplingParams(min_tokens=5, stop_token_ids=range(100)), "min_tokens", "5"),
     ],
 )
 def test_other_faults_name_the_field_and_the_value(
@@ -65,6 +67,14 @@ def test_other_faults_name_the_field_and_the_value(
     with pytest.raises(ValidationError) as caught:
         check_request(prompt, params, WIDE)
     assert caught.value.param == param and value in str(caught.value)
+
+
+def test_allowed_tokens_that_end_the_sequence_are_fine_without_min_tokens() -> None:
+    for params in (
+        SamplingParams(allowed_token_ids=(2,)),
+        SamplingParams(allowed_token_ids=(2, 3), min_tokens=2),
+    ):
+        assert check_request([1], params, WIDE) == params
 
 
 def after(new: list[int], **params: object) -> tuple[str, int | None] | None:

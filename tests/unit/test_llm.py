@@ -45,7 +45,16 @@ def test_token_ids_equal_their_text(llm):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"prompt_token_ids": []}, {"prompt_token_ids": [49152]}, {"prompt_token_ids": [-1]}, ""]
+    "bad",
+    [
+        {"prompt_token_ids": []},
+        {"prompt_token_ids": [49152]},
+        {"prompt_token_ids": [-1]},
+        "",
+        [[1.5]],
+        [["a"]],
+        [None],
+    ],
 )
 def test_bad_prompts_raise_value_error_and_leave_the_engine_well(llm, bad):
     with pytest.raises(ValueError) as caught:
@@ -59,12 +68,21 @@ def test_bad_prompts_raise_value_error_and_leave_the_engine_well(llm, bad):
     [
         {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 1.5}, {"top_k": -2}, {"max_tokens": -1}, {"n": 0},
         {"min_tokens": 9, "max_tokens": 3}, {"presence_penalty": 9}, {"repetition_penalty": 0}, {"stop": [""]},
-        {"logprobs": -3}, {"logprobs": 21}, {"seed": 2**70}, {"logit_bias": {-1: 1}}, {"logit_bias": {1: 101}}, {"min_p": 2},
+        {"logprobs": -3}, {"logprobs": 21}, {"seed": 2**70}, {"logit_bias": {-1: 1}}, {"logit_bias": {1: 101}},
+        {"stop_token_ids": list(range(257))}, {"min_p": 2},
+        {"logit_bias": {1: 10**400}}, {"temperature": 10**400}, {"temperature": float("inf")}, {"stop": 5},
+        {"logit_bias": [1]}, {"stop_token_ids": 5}, {"allowed_token_ids": "12"}, {"ignore_eos": "no"},
+        {"repetition_penalty": 1e-40},
     ],
 )  # fmt: skip
 def test_bad_params_are_refused_when_made(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         SamplingParams(**bad)
+
+
+def test_what_is_none_is_not_asked_for():
+    params = SamplingParams(logit_bias=None, stop=None, stop_token_ids=None, allowed_token_ids=None)
+    assert params == SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +124,19 @@ def test_stream_equals_generate_and_closing_it_gives_everything_back(llm):
     assert llm.engine.scheduler.pool.num_used > 0
     stream.close()
     assert llm.engine.scheduler.pool.num_used == 0
+
+
+def test_streams_side_by_side_do_not_take_each_others_news(llm):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = ["Hello", "Once upon a time"]
+    alone = [llm.generate(prompt, params)[0].outputs[0].token_ids for prompt in prompts]
+    pairs = list(zip(*(llm.stream(prompt, params) for prompt in prompts), strict=True))
+    assert [[t for pair in pairs for t in pair[i].token_ids] for i in (0, 1)] == alone
+    open_stream = llm.stream(prompts[0], params)
+    first = next(open_stream)
+    assert llm.generate(prompts[1], params)[0].outputs[0].token_ids == alone[1]
+    assert [*first.token_ids, *(t for delta in open_stream for t in delta.token_ids)] == alone[0]
+    assert llm.engine.scheduler.pool.num_used == 0 and not llm._inboxes
 
 
 def test_stop_string_ends_the_sequence_in_the_engine_as_well(llm):

@@ -23,6 +23,12 @@ from refusals import fault, opens_or_refuses
 from tiny_models import KINDS, tiny_gguf, tiny_model
 
 EMBEDDING = "model.embed_tokens.weight"
+LLAMA3_NUMBERS = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 
 ConfigOf = Callable[..., Checkpoint]
 
@@ -222,17 +228,11 @@ def test_the_spec_holds_what_the_config_says(llama: Path) -> None:
 
 @pytest.mark.parametrize("stretched", [False, True])
 def test_both_spellings_of_rotary_settings_are_read(with_config: ConfigOf, stretched: bool) -> None:
-    numbers = {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 128,
-    }
     scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 128) if stretched else None
-    new = {"rope_type": "llama3", **numbers} if stretched else {"rope_type": "default"}
+    new = {"rope_type": "llama3", **LLAMA3_NUMBERS} if stretched else {"rope_type": "default"}
     spec = with_config(rope_parameters={"rope_theta": 5e5, **new}).spec
     assert (spec.rope_theta, spec.rope_scaling) == (5e5, scaling)
-    old = {"rope_type": "llama3", **numbers} if stretched else None
+    old = {"rope_type": "llama3", **LLAMA3_NUMBERS} if stretched else None
     spec = with_config(rope_parameters=..., rope_theta=5e5, rope_scaling=old).spec
     assert (spec.rope_theta, spec.rope_scaling) == (5e5, scaling)
     spec = with_config(rope_scaling={"type": "linear", "factor": 4.0}).spec
@@ -279,6 +279,9 @@ def test_sliding_windows_follow_the_rules_of_each_family(with_config: ConfigOf) 
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     spec = with_config(**qwen, use_sliding_window=True, layer_types=kinds).spec
     assert [spec.window_of(i) for i in range(3)] == [8, None, 8]
+    assert (
+        with_config(**{**qwen, "sliding_window": None}, use_sliding_window=True).spec.sliding_window is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -289,6 +292,13 @@ def test_sliding_windows_follow_the_rules_of_each_family(with_config: ConfigOf) 
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ["'yarn'", "linear", "llama3"]),
         ({"rope_parameters": {"rope_type": "linear"}}, ["factor is missing"]),
         ({"rope_parameters": [1]}, ["rope_parameters is [1]"]),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, ["rope_parameters", "full_attention"]),
+        ({"rope_parameters": {"rope_theta": 1e4, "factor": 8.0}}, ["factor", "rope_type", "linear"]),
+        ({"rope_parameters": ..., "rope_scaling": {"factor": 8.0}}, ["factor", "rope_type", "linear"]),
+        (
+            {"rope_parameters": {**LLAMA3_NUMBERS, "rope_type": "llama3", "high_freq_factor": 1.0}},
+            ["high_freq_factor", "low_freq_factor"],
+        ),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5"]),
         ({"hidden_act": "gelu"}, ["'gelu'", "silu"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "GGUF"]),

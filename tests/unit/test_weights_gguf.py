@@ -120,6 +120,14 @@ def test_a_tensor_that_no_supported_model_has_is_not_ignored(tmp_path: Path) -> 
     assert fault(file).tensor == "blk.0.attn_sinks.weight"
 
 
+def test_divisors_that_do_not_fit_the_head_size_are_refused(tmp_path: Path) -> None:
+    file = tiny_gguf(tiny_model("llama31", tmp_path / "folder"), tmp_path / "tiny.gguf")
+    data, entry = file.read_bytes(), b"rope_freqs.weight" + (1).to_bytes(4, "little")
+    assert data.count(entry + (8).to_bytes(8, "little")) == 1
+    file.write_bytes(data.replace(entry + (8).to_bytes(8, "little"), entry + (4).to_bytes(8, "little")))
+    assert "rope_freqs.weight has 4 divisors; a head size of 16 needs 8" in str(fault(file))
+
+
 def test_a_name_that_is_not_text_does_not_reach_the_message_as_it_is(tmp_path: Path) -> None:
     data = (np.ones((8, 64), dtype=np.float32), GGMLQuantizationType.F32)
     assert r"'blk.0.\n'" in str(

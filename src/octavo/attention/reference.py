@@ -22,6 +22,9 @@ import torch
 
 from octavo.attention.backend import AttentionStep
 
+# Queries of one sequence whose scores exist at the same time, so that a long prompt needs no more memory than a short one.
+_ROWS_AT_ONCE = 128
+
 
 class ReferenceAttention:
     """The backend that needs nothing but torch and states what is right."""
@@ -48,7 +51,7 @@ class ReferenceAttention:
         window: int | None,
         soft_cap: float | None,
     ) -> torch.Tensor:
-        """See AttentionBackend. Peak extra memory: H * n * L float32 scores of the largest sequence."""
+        """See AttentionBackend. Peak extra memory: three times H * _ROWS_AT_ONCE * L float32 numbers, for the scores."""
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         scaled = query.float() * scale
         end = 0
@@ -59,8 +62,16 @@ class ReferenceAttention:
             start = kv_len - count
             first = 0 if window is None else max(0, start - window + 1)
             keys, values = _gather(cache, step, i, first, kv_len)
-            mask = None if count == 1 else _hidden(start, count, first, kv_len, window, query.device)
-            output[begin:end] = _attend_one(scaled[begin:end], keys, values, mask, soft_cap)
+            for low in range(0, count, _ROWS_AT_ONCE):
+                high = min(low + _ROWS_AT_ONCE, count)
+                seen = start + high - first
+                mask = (
+                    None
+                    if count == 1
+                    else _hidden(start + low, high - low, first, seen, window, query.device)
+                )
+                rows = slice(begin + low, begin + high)
+                output[rows] = _attend_one(scaled[rows], keys[:seen], values[:seen], mask, soft_cap)
         return output
 
 
@@ -78,11 +89,11 @@ def _gather(
 
 
 def _hidden(
-    start: int, count: int, first: int, kv_len: int, window: int | None, device: torch.device
+    start: int, count: int, first: int, num_keys: int, window: int | None, device: torch.device
 ) -> torch.Tensor:
     """[n, L], true where the query at position start + row must not see the key at position first + column."""
     queries = torch.arange(start, start + count, device=device).unsqueeze(1)
-    keys = torch.arange(first, kv_len, device=device)
+    keys = torch.arange(first, first + num_keys, device=device)
     hidden = keys > queries
     if window is not None:
         hidden |= keys <= queries - window

@@ -21,7 +21,7 @@ from octavo.cli.command import report_error
 from octavo.cli.offline import open_llm, refused_requests
 from octavo.cli.options import EngineOptions, ModelOption, SamplingOptions
 from octavo.cli.terminal import say
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.sampling_params import SamplingParams
 from octavo.weights.locate import DEFAULT_MODEL
 
@@ -118,9 +118,14 @@ class Conversation:
 
 
 def _read_line(interactive: bool) -> str | None:
-    """The next line, or None at the end of the input."""
-    if not interactive:
-        return sys.stdin.readline() or None
+    """The next line, or None at the end of the input. Raises ConfigError for input that is not text."""
+    try:
+        return _typed_line() if interactive else sys.stdin.readline() or None
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"the input is not text: {e}; send {e.encoding}") from e
+
+
+def _typed_line() -> str | None:
     while True:
         try:
             return input("> ")

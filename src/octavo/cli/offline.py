@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli.options import EngineOptions
 from octavo.cli.terminal import find_model
+from octavo.engine.machine import patient_threads
 from octavo.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ def open_llm(model: str, options: EngineOptions) -> LLM:
     """
     options.config(model, Path(model))  # bad options are refused before a download
     config = options.config(model, find_model(model))
+
+    for name, value in patient_threads().items():
+        os.environ.setdefault(name, value)  # before torch is imported, which reads it once
 
     from octavo.llm import LLM
 

@@ -7,7 +7,6 @@ exit code 2 and the config's own message. Names follow vLLM where it has the sam
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +23,7 @@ from octavo.config import (
     EngineConfig,
     ModelConfig,
     SchedulerConfig,
+    gib_to_bytes,
 )
 from octavo.errors import ConfigError, ValidationError
 from octavo.sampling_params import SamplingParams
@@ -151,8 +151,6 @@ class EngineOptions:
 
         Raises ConfigError for a value that cannot be used.
         """
-        if self.num_blocks is not None and self.kv_cache_gb is not None:
-            raise ConfigError("--num-blocks and --kv-cache-gb both set the size of the pool; leave one out")
         return EngineConfig(
             model=ModelConfig(
                 path=str(path),
@@ -163,8 +161,8 @@ class EngineOptions:
             cache=CacheConfig(
                 block_size=self.block_size,
                 num_blocks=self.num_blocks,
-                kv_cache_bytes=_gib_to_bytes("--kv-cache-gb", self.kv_cache_gb, zero_allowed=False),
-                swap_bytes=_gib_to_bytes("--swap-gb", self.swap_gb, zero_allowed=True),
+                kv_cache_bytes=gib_to_bytes("--kv-cache-gb", self.kv_cache_gb),
+                swap_bytes=gib_to_bytes("--swap-gb", self.swap_gb),
                 prefix_caching=self.enable_prefix_caching,
             ),
             scheduler=SchedulerConfig(
@@ -278,13 +276,3 @@ class SamplingOptions:
             )
         except ValidationError as e:
             raise ConfigError(e.message, param=e.param) from e
-
-
-def _gib_to_bytes(flag: str, value: float | None, *, zero_allowed: bool) -> int | None:
-    if value is None:
-        return None
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero_allowed):
-        raise ConfigError(
-            f"{flag} is {value:g}; it must be {'0 or more' if zero_allowed else 'above 0'} (GiB)"
-        )
-    return int(value * 2**30)

@@ -78,7 +78,7 @@ def json_answers(lines: Iterable[PromptLine], outputs: Iterable[RequestOutput]) 
 def _json_prompt(where: str, line: str, defaults: SamplingParams) -> PromptLine:
     try:
         fields = json.loads(line)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ConfigError(f"{where}: not JSON: {e}") from e
     if not isinstance(fields, dict):
         raise ConfigError(f'{where}: a line must be an object such as {{"prompt": "..."}}')

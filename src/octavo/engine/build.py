@@ -7,6 +7,7 @@ Everything that a config leaves open is decided here, once, against what the mac
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -17,13 +18,13 @@ from octavo.engine.machine import available_memory_bytes, cpu_features, usable_c
 from octavo.errors import ConfigError
 from octavo.memory.block_pool import BlockPool
 from octavo.model_spec import KVLayout, ModelSpec, kv_layout
-from octavo.models.registry import load_model
+from octavo.models.registry import Model, load_model
 from octavo.outputs import EngineFacts
 from octavo.runner.kv_storage import KVStorage
 from octavo.runner.runner import Runner
 from octavo.sampling.sampler import Sampler
 from octavo.scheduler.limits import Limits
-from octavo.scheduler.policies import POLICIES
+from octavo.scheduler.policies import POLICIES, Policy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.weights.checkpoint import open_checkpoint
 
@@ -32,69 +33,99 @@ _DEFAULT_POOL_BYTES = 2**30
 _MEMORY_SHARE = 0.6
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """What a config left open, decided: in which numbers to compute, and how KV memory is cut."""
+
+    dtype: torch.dtype
+    layout: KVLayout
+    max_model_len: int
+    num_blocks: int
+    num_host_blocks: int
+
+
 def build_engine(config: EngineConfig) -> tuple[Engine, EngineFacts]:
     """Load the model and put an engine around it.
 
     Raises ConfigError, ModelFileError or ModelUnavailableError for what the user can mend.
     """
     began = time.monotonic()
-    features = cpu_features()
-    num_threads = config.num_threads or usable_cpus()
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(config.num_threads or usable_cpus())
+    # Names are looked up before the model is loaded: a typing error is known at once.
+    policy: Policy = POLICIES.make(config.scheduler.policy, Policy)
+    backend: AttentionBackend = BACKENDS.make(config.attention_backend, AttentionBackend)
     checkpoint = open_checkpoint(config.model.path)
     spec = checkpoint.spec
-    dtype = _dtype(config.model.dtype, features)
+    dtype = _dtype(config.model.dtype)
     max_model_len = _max_model_len(config.model, spec)
-    backend: AttentionBackend = BACKENDS.load(config.attention_backend)()
-    policy = POLICIES.load(config.scheduler.policy)()
-    layout = kv_layout(spec, config.cache.block_size or backend.default_block_size, dtype.itemsize)
     model = load_model(spec, checkpoint.source, dtype)
+    # After the weights: what is free now is what KV may have.
+    shape = _shape(config, spec, backend, dtype, max_model_len)
+    runner = _runner(model, backend, shape)
+    runner.warm_up()
+    scheduler = _scheduler(config, spec, shape, policy)
+    engine = Engine(scheduler, runner, weights_digest=spec.digest, seed=config.seed, check=config.check)
+    return engine, _facts(config, model, backend, shape, time.monotonic() - began)
+
+
+def _shape(
+    config: EngineConfig, spec: ModelSpec, backend: AttentionBackend, dtype: torch.dtype, max_model_len: int
+) -> _Shape:
+    layout = kv_layout(spec, config.cache.block_size or backend.default_block_size, dtype.itemsize)
     num_blocks = _num_blocks(config.cache, layout, max_model_len)
     swap = config.scheduler.preemption == "swap"
     num_host_blocks = _num_host_blocks(config.cache, layout, num_blocks) if swap else 0
+    return _Shape(dtype, layout, max_model_len, num_blocks, num_host_blocks)
 
+
+def _runner(model: Model, backend: AttentionBackend, shape: _Shape) -> Runner:
+    spec, block_size = model.spec, shape.layout.block_size
     storage = KVStorage(
         spec,
-        block_size=layout.block_size,
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
-        dtype=dtype,
+        block_size=block_size,
+        num_blocks=shape.num_blocks,
+        num_host_blocks=shape.num_host_blocks,
+        dtype=shape.dtype,
     )
-    sampler = Sampler(spec.vocab_size, spec.eos_token_ids)
-    pool = BlockPool(num_blocks, layout.block_size)
-    limits = Limits(
-        max_model_len, num_blocks * layout.block_size, spec.vocab_size, frozenset(spec.eos_token_ids)
-    )
-    scheduler = Scheduler(
-        pool=pool,
-        host=BlockPool(num_host_blocks, layout.block_size),
+    return Runner(model, backend, storage, Sampler(spec.vocab_size, spec.eos_token_ids), block_size)
+
+
+def _scheduler(config: EngineConfig, spec: ModelSpec, shape: _Shape, policy: Policy) -> Scheduler:
+    block_size = shape.layout.block_size
+    return Scheduler(
+        pool=BlockPool(shape.num_blocks, block_size),
+        host=BlockPool(shape.num_host_blocks, block_size),
         policy=policy,
-        limits=limits,
+        limits=Limits(
+            shape.max_model_len,
+            shape.num_blocks * block_size,
+            spec.vocab_size,
+            frozenset(spec.eos_token_ids),
+        ),
         max_num_seqs=config.scheduler.max_num_seqs,
         token_budget=config.scheduler.max_num_batched_tokens,
         prefix_caching=config.cache.prefix_caching,
-        swap=swap,
+        swap=config.scheduler.preemption == "swap",
     )
-    engine = Engine(
-        scheduler,
-        Runner(model, backend, storage, sampler, layout.block_size),
-        weights_digest=spec.digest,
-        seed=config.seed,
-        check=config.check,
-    )
-    facts = EngineFacts(
+
+
+def _facts(
+    config: EngineConfig, model: Model, backend: AttentionBackend, shape: _Shape, load_s: float
+) -> EngineFacts:
+    spec = model.spec
+    return EngineFacts(
         model=config.model.name or spec.name,
         architecture=spec.architecture,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(shape.dtype).removeprefix("torch."),
         attention_backend=backend.name,
-        cpu_features=features,
-        num_threads=num_threads,
+        cpu_features=cpu_features(),
+        num_threads=torch.get_num_threads(),
         weight_bytes=model.weight_bytes,
-        block_size=layout.block_size,
-        num_blocks=num_blocks,
-        block_bytes=layout.block_bytes,
-        num_host_blocks=num_host_blocks,
-        max_model_len=max_model_len,
+        block_size=shape.layout.block_size,
+        num_blocks=shape.num_blocks,
+        block_bytes=shape.layout.block_bytes,
+        num_host_blocks=shape.num_host_blocks,
+        max_model_len=shape.max_model_len,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         prefix_caching=config.cache.prefix_caching,
@@ -102,15 +133,14 @@ def build_engine(config: EngineConfig) -> tuple[Engine, EngineFacts]:
         policy=config.scheduler.policy,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        load_s=time.monotonic() - began,
+        load_s=load_s,
     )
-    return engine, facts
 
 
-def _dtype(asked: str, features: tuple[str, ...]) -> torch.dtype:
+def _dtype(asked: str) -> torch.dtype:
     """`auto` is bfloat16 where the CPU multiplies it natively, float32 elsewhere (bfloat16 would be emulated, slowly)."""
     if asked == "auto":
-        asked = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(features) else "float32"
+        asked = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu_features()) else "float32"
     dtype = getattr(torch, asked)
     assert isinstance(dtype, torch.dtype)
     return dtype
@@ -145,13 +175,19 @@ def _num_blocks(config: CacheConfig, layout: KVLayout, max_model_len: int) -> in
         )
     if wanted < 2:
         raise ConfigError(
-            f"the KV pool would have {wanted} blocks; at least 2 are needed, which is"
-            f" --kv-cache-gb {2 * layout.block_bytes / 2**30:.4f}"
+            f"the KV pool would have {wanted} blocks; at least 2 are needed, which is --num-blocks 2 and takes"
+            f" {2 * layout.block_bytes / 2**20:.2f} MiB of {available / 2**20:,.0f} that are free"
         )
     return wanted
 
 
 def _num_host_blocks(config: CacheConfig, layout: KVLayout, num_blocks: int) -> int:
-    if config.swap_bytes is None:
-        return num_blocks
-    return config.swap_bytes // layout.block_bytes
+    """Blocks of the host store: as asked, or as many as the pool has, as far as memory is left besides the pool."""
+    most = max(0, available_memory_bytes() // layout.block_bytes - num_blocks)
+    wanted = min(num_blocks, most) if config.swap_bytes is None else config.swap_bytes // layout.block_bytes
+    if wanted > most or (wanted == 0 and config.swap_bytes is None):
+        raise ConfigError(
+            f"the host store of --preemption swap would have {wanted:,} blocks, and memory is left for {most:,}; ask for"
+            f" at most --swap-gb {most * layout.block_bytes / 2**30:.2f}, or for a smaller pool"
+        )
+    return wanted

@@ -65,10 +65,14 @@ class EngineClient:
         )
         self._stall_timeout_s = stall_timeout_s
         self._queues: dict[str, _Queue] = {}
+        # Sequences of each request that the engine has not ended; a client that reads slowly keeps it in _queues for longer.
+        self._num_open: dict[str, int] = {}
         self._dead: EngineDeadError | None = None
         self._last_news = time.monotonic()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
 
     @classmethod
     async def start(
@@ -83,9 +87,13 @@ class EngineClient:
         link, facts = await start_engine(config, log_level)
         return cls(link, facts, tokenizer, stall_timeout_s)
 
+    def end_requests(self) -> None:
+        """Requests in flight get an error now, and no new ones are taken: the server is stopping."""
+        self._end_all(EngineDeadError("the server is stopping; send the request again"))
+
     async def stop(self) -> None:
         """Stop the engine process and give back everything. Requests still in flight get an error."""
-        self._end_all(EngineDeadError("the server is stopping; send the request again"))
+        self.end_requests()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -102,7 +110,7 @@ class EngineClient:
         if self._dead is not None:
             return self._dead.message
         silence = time.monotonic() - self._last_news
-        if self._queues and silence > self._stall_timeout_s:
+        if self._num_open and silence > self._stall_timeout_s:
             return f"the engine has work but has finished no step for {silence:.0f} s"
         return None
 
@@ -113,8 +121,9 @@ class EngineClient:
         """
         if self._dead is not None:
             raise EngineDeadError(self._dead.message)
+        request = with_special_stops(request, self.tokenizer)
         params = check_request(request.prompt_token_ids, request.params, self._limits)
-        return with_special_stops(replace(request, params=params), self.tokenizer)
+        return replace(request, params=params)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestDelta, None]:
         """Yield the deltas of all sequences of a request until each has a finish_reason.
@@ -126,9 +135,10 @@ class EngineClient:
         stream = RequestStream(request, self.tokenizer)
         timer = RequestTimer(self.metrics, time.monotonic(), len(request.prompt_token_ids))
         queue: _Queue = asyncio.Queue()
-        if not self._queues:
+        if not self._num_open:
             self._last_news = time.monotonic()  # an idle engine reports nothing: the clock starts now
         self._queues[request.request_id] = queue
+        self._num_open[request.request_id] = request.params.n
         try:
             self._link.send(Submit((request,)))
             while not stream.finished:
@@ -140,6 +150,7 @@ class EngineClient:
                     yield delta
         finally:
             del self._queues[request.request_id]
+            self._num_open.pop(request.request_id, None)
             if not stream.finished:
                 self._tell_finish(request.request_id, None, "abort")
 
@@ -187,14 +198,28 @@ class EngineClient:
                 self.stats = message.stats
                 self.metrics.update(message.stats)
                 for update in message.updates:
-                    queue = self._queues.get(update.request_id)
-                    if queue is not None:
-                        queue.put_nowait(update)
+                    self._relay(update)
             elif isinstance(message, Failed):
                 self._die(message.reason)
 
+    def _relay(self, update: SequenceUpdate) -> None:
+        queue = self._queues.get(update.request_id)
+        if queue is None:
+            return
+        queue.put_nowait(update)
+        if update.finish_reason is not None and update.request_id in self._num_open:
+            self._num_open[update.request_id] -= 1
+            if not self._num_open[update.request_id]:
+                del self._num_open[update.request_id]
+
     async def _watch(self) -> None:
         self._die(await self._link.ended())
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A fault of our own in receiving or watching must not leave requests waiting for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("reading from the engine failed", exc_info=error)
+            self._die(f"its messages cannot be read: {type(error).__name__}: {error}")
 
     def _die(self, reason: str) -> None:
         if self._dead is not None:

@@ -99,6 +99,13 @@ class Engine:
         except Exception as e:
             return self._fail_step(plan, e)
         self._failed_steps = 0
+        logger.debug(
+            "step %d: %d tokens of %d sequences, %d block moves",
+            plan.step,
+            plan.num_tokens,
+            len(plan.items),
+            len(plan.moves),
+        )
         events = self.scheduler.commit(plan, result)
         if self._check:
             self.scheduler.check()

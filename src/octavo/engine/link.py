@@ -7,6 +7,7 @@ arrives is decoded against their types and nothing else.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -19,6 +20,7 @@ import zmq
 import zmq.asyncio
 
 from octavo.config import EngineConfig
+from octavo.engine.machine import patient_threads
 from octavo.engine.messages import Failed, FromEngine, Ready, Start, Stop, ToEngine
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.outputs import EngineFacts
@@ -90,7 +92,10 @@ async def start_engine(config: EngineConfig, log_level: str) -> tuple[EngineLink
     socket.set_hwm(0)
     address = f"ipc://{folder}/engine"
     socket.bind(address)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "octavo.engine.process", address)
+    # -P: a module that happens to lie in the working directory (a random.py, say) is not the one that the engine means.
+    command = (sys.executable, "-P", "-m", "octavo.engine.process", address, str(os.getpid()))
+    environment = {**patient_threads(), **os.environ}
+    process = await asyncio.create_subprocess_exec(*command, env=environment)
     link = EngineLink(folder, context, socket, process)
     try:
         link.send(Start(config, log_level))

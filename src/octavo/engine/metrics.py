@@ -32,9 +32,13 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 
 # name without prefix, field of EngineStats, help
 _GAUGES = (
-    ("requests_running", "num_running", "Requests with tokens in the current steps"),
-    ("requests_waiting", "num_waiting", "Requests waiting for their first or their next admission"),
-    ("requests_swapped", "num_swapped", "Requests whose blocks are in the host store"),
+    (
+        "requests_running",
+        "num_running",
+        "Sequences with tokens in the current steps (n of a request count n times)",
+    ),
+    ("requests_waiting", "num_waiting", "Sequences waiting for their first or their next admission"),
+    ("requests_swapped", "num_swapped", "Sequences whose blocks are in the host store"),
     ("blocks_total", "blocks_total", "Blocks of the pool"),
     ("blocks_used", "blocks_used", "Blocks held by live sequences"),
     ("blocks_cached", "blocks_cached", "Idle blocks whose content can still be found by the prefix cache"),
@@ -137,7 +141,7 @@ class Metrics(Collector):
         preemptions.add_metric(["swap"], stats.preemptions_swap)
         yield preemptions
         finished = CounterMetricFamily(
-            "octavo_requests_finished", "Requests ended, by reason", labels=["reason"]
+            "octavo_requests_finished", "Sequences ended, by reason", labels=["reason"]
         )
         for reason in dict.fromkeys((*FINISH_REASONS, *sorted(stats.finished))):
             finished.add_metric([reason], stats.finished.get(reason, 0))

@@ -1,9 +1,9 @@
 """The engine process: the loop that owns the model, behind a socket.
 
-    python -m octavo.engine.process ADDRESS      started by `client.py`, which sends the config as the first message
+    python -m octavo.engine.process ADDRESS PARENT      started by `link.py`, which sends the config as the first message
 
 The loop sleeps in `poll` while there is no work (an idle server takes no CPU), takes in all messages that wait before each
-step, and reports after each step. It ends when told to, when the process that started it is gone, or when it fails; then
+step, and reports after each step. It ends when told to, when the process PARENT is gone, or when it fails; then
 the last message, and the last line of its log, is the root cause.
 """
 
@@ -41,14 +41,17 @@ _IDLE_POLL_MS = 1000
 
 
 class EngineLoop:
-    """Drives one engine from messages. `serve` returns when it is told to stop or its parent is gone."""
+    """Drives one engine from messages. `serve` returns when it is told to stop or its parent is gone.
 
-    def __init__(self, engine: Engine, socket: zmq.Socket[bytes]) -> None:
+    parent: id of the process that started this one. It may end while the model is loading, so it cannot be asked for here.
+    """
+
+    def __init__(self, engine: Engine, socket: zmq.Socket[bytes], parent: int) -> None:
         self._engine = engine
         self._socket = socket
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
-        self._parent = os.getppid()
+        self._parent = parent
         self._stopping = False
 
     def serve(self) -> None:
@@ -85,7 +88,7 @@ class EngineLoop:
         self._socket.send(self._encoder.encode(report))
 
 
-def main(address: str) -> int:
+def main(address: str, parent: int) -> int:
     """Run one engine until it is told to stop. Returns the exit code."""
     # Ctrl-C reaches the whole process group; when to stop is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -95,14 +98,17 @@ def main(address: str) -> int:
     socket.linger = 2000
     socket.connect(address)
     try:
-        return _run(socket)
+        return _run(socket, parent)
     finally:
         socket.close()
         context.term()
 
 
-def _run(socket: zmq.Socket[bytes]) -> int:
+def _run(socket: zmq.Socket[bytes], parent: int) -> int:
     try:
+        while not socket.poll(_IDLE_POLL_MS):
+            if os.getppid() != parent:
+                return 1
         start = msgspec.msgpack.decode(socket.recv(), type=Start)
         logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         # Imported here, so that a process that only relays an error starts without torch.
@@ -110,7 +116,7 @@ def _run(socket: zmq.Socket[bytes]) -> int:
 
         engine, facts = build_engine(start.config)
         _send(socket, Ready(facts))
-        EngineLoop(engine, socket).serve()
+        EngineLoop(engine, socket, parent).serve()
         return 0
     except Exception as e:
         if isinstance(e, OctavoError):
@@ -126,4 +132,4 @@ def _send(socket: zmq.Socket[bytes], message: FromEngine) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -3,7 +3,8 @@
 torch multiplies small batches of float32 through a BLAS that unpacks the weights in every call and sums in an order that
 depends on how many rows there are. Its oneDNN kernels take weights that were packed beforehand. With the packing for one
 fixed batch size, every row is summed in the same order whatever else is in the batch, so a token computed alone and one
-computed among others are equal to the bit (tests/unit/test_linear.py). Measurements: benchmarks/README.md.
+computed among others are equal to the bit (tests/unit/test_linear.py).
+Measurements: docs/decisions/0006-packed-linear-weights.md.
 
 Where oneDNN does not offer this (another dtype, another build of torch), the plain torch call is used.
 """

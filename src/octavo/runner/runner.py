@@ -52,6 +52,20 @@ class Runner:
             sampled = dict(zip(inputs.sample_ids, tokens, strict=True))
         return StepResult(sampled, self._prompt_scores(plan, hidden))
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a small prompt and one token through the model, so that no request pays for what is set up on first use.
+
+        Writes into block 0, which nobody owns yet. Called once, before the first plan.
+        """
+        for count in (min(4, self._block_size), 1):
+            plan = StepPlan(0, (PlanItem(0, 0, (0,) * count, (0,), sample=True),))
+            inputs = step_inputs(plan, self._block_size)
+            hidden = self._model.forward(
+                inputs.token_ids, inputs.positions, self._storage.layers, inputs.attention, self._backend
+            )
+            self._model.logits(hidden[inputs.sample_rows])
+
     def _note(self, plan: StepPlan) -> None:
         for sequence_id in plan.ended:
             self._sampler.end(sequence_id)

@@ -46,6 +46,7 @@ def check_request(prompt: SequenceOf[int], params: SamplingParams, limits: Limit
             f"min_tokens is {params.min_tokens}, but only {new_tokens} new tokens fit; lower it",
             param="min_tokens",
         )
+    _check_choice(params, limits)
     return replace(params, max_tokens=new_tokens)
 
 
@@ -71,6 +72,19 @@ def _check_ids(name: str, ids: SequenceOf[int], vocab_size: int) -> None:
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         bad = next(i for i in ids if not 0 <= i < vocab_size)
         raise ValidationError(f"{name} has token id {bad}; ids go from 0 to {vocab_size - 1:,}", param=name)
+
+
+def _check_choice(params: SamplingParams, limits: Limits) -> None:
+    """Some token must be possible while min_tokens forbids all that would end the sequence."""
+    if not params.min_tokens:
+        return
+    ends = limits.eos_token_ids.union(params.stop_token_ids)
+    allowed = params.allowed_token_ids
+    if len(ends) >= limits.vocab_size or (allowed is not None and ends.issuperset(allowed)):
+        raise ValidationError(
+            f"min_tokens is {params.min_tokens}, but every allowed token ends the sequence; allow others or set it to 0",
+            param="min_tokens",
+        )
 
 
 def _check_fits(prompt_tokens: int, new_tokens: int, limits: Limits) -> None:

@@ -11,7 +11,7 @@ One token budget per step, spent in this order:
 
 When a running sequence needs a block and none is free, the running sequence with the highest rank number is preempted,
 perhaps itself. The one that ranks first can always push out all others and fits alone (`check_request`), so it finishes,
-and then the next one ranks first: nobody waits for ever.
+and then the next one ranks first: nobody waits for ever, unless a policy lets newcomers rank before it without end.
 
 Deciding only: no torch, no I/O, no clock. `now` is passed in, in seconds.
 """

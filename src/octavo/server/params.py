@@ -41,8 +41,9 @@ def completion_params(body: CompletionBody) -> SamplingParams:
     values = _common(body)
     values["max_tokens"] = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     values["logprobs"] = body.logprobs
-    if body.echo and body.logprobs is not None:
-        values["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    asked = 0 if body.prompt_logprobs is None else body.prompt_logprobs
+    if body.echo and body.logprobs is not None and asked >= 0:  # what is below 0 is refused, not replaced
+        values["prompt_logprobs"] = max(body.logprobs, asked)
     return SamplingParams(**values)
 
 

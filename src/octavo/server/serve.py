@@ -1,8 +1,9 @@
 """`serve`: an engine process, the HTTP server in front of it, and their common end.
 
     start   the engine process loads the model; what it found is printed; only then is the port opened for requests
-    SIGTERM or Ctrl-C: new requests get 503, running ones may finish within the drain time, exit code 0
+    SIGTERM or Ctrl-C: new requests get 503, running ones may finish within the drain time, else get an error; exit code 0
     again:  exit now
+    SIGTERM during the start: the engine process is ended, exit code 0
 
 Source of the signal handling: uvicorn leaves it to a context manager of its server, which is replaced here because it would
 raise the signal again after the shutdown and so spoil the exit code.
@@ -16,7 +17,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -34,10 +36,17 @@ from octavo.weights.tokenizer_files import prepare_tokenizer
 
 logger = logging.getLogger(__name__)
 
+_DRAIN_POLL_S = 0.05
+# When draining is over: how long replies that have ended may take to reach their clients.
+_LAST_WORDS_S = 2
+
 
 def serve(config: EngineConfig, settings: ServerSettings, *, log_level: str = "INFO") -> None:
     """Serve until a signal ends it. Raises OctavoError with the root cause if it cannot start."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with (
+        contextlib.suppress(asyncio.CancelledError),  # SIGTERM while starting
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         runner.run(_serve(config, settings, log_level))
 
 
@@ -66,11 +75,27 @@ def startup_lines(facts: EngineFacts) -> list[str]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with our signals: the first drains, the second ends at once; the exit code stays 0."""
+    """uvicorn's server with our signals: the first drains, the second ends at once; the exit code stays 0.
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    While running requests finish, the door stays open, so that others get their 503; uvicorn alone would close it first.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, app: FastAPI, drain_timeout_s: float, end_requests: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._octavo = app
+        self._drain_timeout_s = drain_timeout_s
+        self._end_requests = end_requests
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        deadline = time.monotonic() + self._drain_timeout_s
+        while self.server_state.tasks and not self.force_exit and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        if self.server_state.tasks:
+            logger.warning("requests that are still running get an error")
+            self._end_requests()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,16 +115,20 @@ class _Server(uvicorn.Server):
 
 async def _serve(config: EngineConfig, settings: ServerSettings, log_level: str) -> None:
     # Bound before the model is loaded: a port in use is known at once. Listening starts when there is an engine.
-    listener = _bind(settings)
+    with _named_address(settings):
+        listener = _bind(settings)
     try:
         tokenizer = Tokenizer(prepare_tokenizer(config.model.path))
-        engine = await EngineClient.start(
-            config, tokenizer, log_level=log_level, stall_timeout_s=settings.stall_timeout_s
-        )
+        with _cancelled_by_sigterm():
+            engine = await EngineClient.start(
+                config, tokenizer, log_level=log_level, stall_timeout_s=settings.stall_timeout_s
+            )
     except BaseException:
         listener.close()
         raise
     try:
+        with _named_address(settings):
+            listener.listen()  # another server may have begun to listen meanwhile
         for line in startup_lines(engine.facts):
             _say(line)
         app = create_app(engine, settings)
@@ -110,27 +139,47 @@ async def _serve(config: EngineConfig, settings: ServerSettings, log_level: str)
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=settings.drain_timeout_s,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
         )
         host, port = listener.getsockname()[:2]
         _say(f"ready      http://{host}:{port}/v1 after {engine.facts.load_s:.1f} s of loading")
-        await _Server(options, app).serve([listener])
+        server = _Server(options, app, settings.drain_timeout_s, engine.end_requests)
+        await server.serve([listener])
     finally:
         await engine.stop()
 
 
-def _bind(settings: ServerSettings) -> socket.socket:
+@contextlib.contextmanager
+def _cancelled_by_sigterm() -> Iterator[None]:
+    """Cancel the current task on SIGTERM, so that what it has started is ended as well."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
-        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
-        listener.set_inheritable(False)
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _bind(settings: ServerSettings) -> socket.socket:
+    family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((settings.host, settings.port))
+    listener.set_inheritable(False)
+    return listener
+
+
+@contextlib.contextmanager
+def _named_address(settings: ServerSettings) -> Iterator[None]:
+    """Turn what the system says about an address into an error that names it."""
+    try:
+        yield
     except OSError as e:
         raise ConfigError(
             f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}; choose another --host or --port"
         ) from e
-    return listener
 
 
 def _say(line: str) -> None:

@@ -23,6 +23,7 @@ Source: Knuth, Morris, Pratt: Fast pattern matching in strings (1977).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from octavo.errors import ValidationError
 
@@ -96,8 +97,12 @@ class StopStrings:
         return complete
 
 
-def _failure_links(stop: str) -> list[int]:
-    """For each character: the length of the longest proper beginning of `stop` that ends there."""
+@lru_cache(maxsize=64)
+def _failure_links(stop: str) -> tuple[int, ...]:
+    """For each character: the length of the longest proper beginning of `stop` that ends there.
+
+    Kept, as all sequences of all prompts of a call have the same stop strings.
+    """
     links = [0] * len(stop)
     length = 0
     for place in range(1, len(stop)):
@@ -106,4 +111,4 @@ def _failure_links(stop: str) -> list[int]:
         if stop[length] == stop[place]:
             length += 1
         links[place] = length
-    return links
+    return tuple(links)

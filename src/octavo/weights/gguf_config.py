@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from octavo.errors import ModelFileError
 from octavo.model_spec import ModelSpec, RopeScaling
 from octavo.weights.architectures import ARCHITECTURES
 from octavo.weights.fields import Fields, Values, checked
@@ -80,6 +81,11 @@ def gguf_spec(
     hidden_size, num_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     head_size = fields.integer("attention.key_length", hidden_size // num_heads)
     _refuse_unsupported(fields, head_size)
+    if rope_divisors is not None and len(rope_divisors) != head_size // 2:
+        raise ModelFileError(
+            file,
+            f"{ROPE_DIVISORS} has {len(rope_divisors)} divisors; a head size of {head_size} needs {head_size // 2}",
+        )
     eos = [i for word in ("eos", "eot", "eom") for i in general.token_ids(f"tokenizer.ggml.{word}_token_id")]
     bos = general.token_ids("tokenizer.ggml.bos_token_id")
     spec = ModelSpec(

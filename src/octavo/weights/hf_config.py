@@ -125,12 +125,10 @@ def _sliding(
     fields: Fields, family: Architecture, num_layers: int
 ) -> tuple[int | None, tuple[int, ...] | None]:
     """The window in tokens and the layers that use it (None: all of them)."""
-    if family.window == "none":
+    # An explicit null means no window; an absent field means the family's default.
+    if family.window == "none" or (fields.has("sliding_window") and fields.raw("sliding_window") is None):
         return None, None
     if family.window == "all":
-        # An explicit null means no window; an absent field means the family's default.
-        if fields.raw("sliding_window") is None and fields.has("sliding_window"):
-            return None, None
         return fields.integer("sliding_window", family.sliding_window), None
     if not fields.flag("use_sliding_window", False):
         return None, None
@@ -149,31 +147,52 @@ def _sliding(
 
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     """Base of the rotary frequencies and how they are stretched."""
-    new, old = fields.raw("rope_parameters"), fields.raw("rope_scaling")
-    for key, value in (("rope_parameters", new), ("rope_scaling", old)):
-        if value is not None and not isinstance(value, dict):
-            raise fields.error(key, "an object")
-    rope = Fields(fields.file, {**(old or {}), **(new or {})})
+    rope = _rope_fields(fields)
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
     for settings in (fields, rope):
         if settings.number("partial_rotary_factor", 1.0) != 1.0:
             raise fields.unsupported(
                 f"partial_rotary_factor {settings.raw('partial_rotary_factor')}", "rotation of whole heads"
             )
-    kind = rope.raw("rope_type") or rope.raw("type") or "default"
+    kind = rope.raw("rope_type") or rope.raw("type") or ("default" if rope.raw("factor") is None else None)
     if kind == "default":
         return theta, None
     if kind == "linear":
         return theta, RopeScaling("linear", factor=rope.number("factor"))
     if kind == "llama3":
-        return theta, RopeScaling(
-            "llama3",
-            factor=rope.number("factor"),
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-            original_max_position=rope.integer("original_max_position_embeddings"),
-        )
+        return theta, _llama3_scaling(rope)
+    if kind is None:
+        raise fields.unsupported("a rotary factor without a rope_type", _ROPE_KINDS)
     raise fields.unsupported(f"rope type {kind!r}", _ROPE_KINDS)
+
+
+def _rope_fields(fields: Fields) -> Fields:
+    """The rotary settings of both spellings, the new one first."""
+    settings: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        value = fields.raw(key)
+        if value is not None and not isinstance(value, dict):
+            raise fields.error(key, "an object")
+        settings |= value or {}
+    layers = next((name for name, value in settings.items() if isinstance(value, dict)), None)
+    if layers is not None:
+        raise fields.unsupported(
+            f"rope_parameters of its own for {layers!r}", "one kind of rotation for all layers"
+        )
+    return Fields(fields.file, settings)
+
+
+def _llama3_scaling(rope: Fields) -> RopeScaling:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        raise rope.error("high_freq_factor", f"above low_freq_factor, which is {low:g}")
+    return RopeScaling(
+        "llama3",
+        factor=rope.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position=rope.integer("original_max_position_embeddings"),
+    )
 
 
 def _generation_fields(folder: Path) -> Fields:
