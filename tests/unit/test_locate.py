@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,12 @@ def test_any_other_text_is_an_unavailable_model(name: str) -> None:
     except ModelUnavailableError as e:
         assert str(e)
     else:
-        assert Path(name).exists()
+        assert Path(os.path.expanduser(name)).exists()  # noqa: PTH111
+
+
+def test_a_home_that_does_not_exist_is_an_unavailable_model() -> None:
+    with pytest.raises(ModelUnavailableError, match="~no-such-user/model"):
+        locate_model("~no-such-user/model")
 
 
 def test_close_spelling_is_suggested() -> None:

@@ -111,6 +111,10 @@ class _Server(uvicorn.Server):
         self.force_exit = self.force_exit or self.should_exit
         self.should_exit = True
         self._octavo.state.shutting_down = True
+        if self.server_state.tasks and not self.force_exit:
+            _say(
+                f"stopping   running requests have {self._drain_timeout_s:.0f} s to finish; a second signal ends them now"
+            )
 
 
 async def _serve(config: EngineConfig, settings: ServerSettings, log_level: str) -> None:

@@ -83,7 +83,8 @@ def locate_model(name: str) -> Path:
     """
     if not name.strip():
         raise ModelUnavailableError("the model name is empty; give a folder, a .gguf file or a model name")
-    path = Path(name).expanduser() if name.startswith("~") else Path(name)
+    # Not Path.expanduser, which raises for the home of a user that does not exist.
+    path = Path(os.path.expanduser(name)) if name.startswith("~") else Path(name)  # noqa: PTH111
     if _exists(path):
         return _checked_path(path.absolute())
     packaged = PACKAGED_MODELS.get(name)
