@@ -14,6 +14,9 @@ from octavo.errors import ConfigError
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PREEMPTION_MODES = ("recompute", "swap")
+QUANTIZATIONS = ("none", "int8", "int4", "native")
+KV_CACHE_DTYPES = ("auto", "int8")
+ISA_NAMES = ("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable")
 # What the engine's messages can carry, and more than any machine has.
 _LARGEST = 2**63 - 1
 _MOST_THREADS = 1024
@@ -21,15 +24,22 @@ _MOST_THREADS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model and in which numbers. `path` is a local folder or a .gguf file, already resolved from a name."""
+    """Which model and in which numbers. `path` is a local folder or a .gguf file, already resolved from a name.
+
+    dtype: of activations, and of weights that are not quantised. quantization: how matrices are kept (`kernels/packed.py`).
+    weight_cache: keep packed weights on disk, so that the next start maps them.
+    """
 
     path: str
     name: str = ""
     dtype: str = "auto"
+    quantization: str = "none"
+    weight_cache: bool = True
     max_model_len: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("--dtype", self.dtype, DTYPES)
+        _one_of("--quantization", self.quantization, QUANTIZATIONS)
         _within("--max-model-len", self.max_model_len, -_LARGEST)
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(
@@ -41,7 +51,8 @@ class ModelConfig:
 class CacheConfig:
     """The block pool. Give its size as `num_blocks`, as `kv_cache_bytes`, or not at all (derived from free memory).
 
-    swap_bytes: size of the host store that swap preemption uses; None means as large as the pool.
+    swap_bytes: size of the host store that swap preemption uses; None means as large as the pool. kv_cache_dtype: "auto" is
+    the dtype of the model; "int8" keeps a scale per token and head.
     """
 
     block_size: int | None = None
@@ -49,8 +60,10 @@ class CacheConfig:
     kv_cache_bytes: int | None = None
     swap_bytes: int | None = None
     prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        _one_of("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.block_size is not None:
             _one_of("--block-size", self.block_size, BLOCK_SIZES)
         _positive("--num-blocks", self.num_blocks)
@@ -84,17 +97,23 @@ class EngineConfig:
 
     seed: seeds requests that bring none, so that a whole run can be repeated; None draws a new one at start.
     check: verify every invariant of memory and scheduler after every step (slow; for tests and bug hunts).
+    attention_backend, isa: which kernels compute (`engine/backends.py`). batch_invariant: start only if every row is
+    computed the same to the bit whatever else is in its batch. shared_prefix_attention: read shared keys only once.
     """
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    attention_backend: str = "reference"
+    attention_backend: str = "auto"
+    isa: str = "auto"
+    batch_invariant: bool = False
+    shared_prefix_attention: bool = True
     num_threads: int | None = None
     seed: int | None = None
     check: bool = False
 
     def __post_init__(self) -> None:
+        _one_of("--isa", self.isa, ISA_NAMES)
         _within("--threads", self.num_threads, 1, _MOST_THREADS)
         _within("--seed", self.seed, -_LARGEST)
         if self.cache.swap_bytes is not None and self.scheduler.preemption != "swap":

@@ -88,11 +88,12 @@ class KVLayout:
         return self.block_size * sum(group.bytes_per_token for group in self.groups)
 
 
-def kv_layout(spec: ModelSpec, block_size: int, element_bytes: int) -> KVLayout:
+def kv_layout(spec: ModelSpec, block_size: int, element_bytes: int, scale_bytes: int = 0) -> KVLayout:
     """The layout of an attention-only model: one group with every layer.
 
-    Sliding-window layers share the group: their KV is kept and masked. `element_bytes` is the size of one number of K or V.
+    Sliding-window layers share the group: their KV is kept and masked. `element_bytes` is the size of one number of K or V,
+    `scale_bytes` what a quantised vector of one token and head has besides.
     """
-    per_layer = 2 * spec.num_kv_heads * spec.head_size * element_bytes
+    per_layer = 2 * spec.num_kv_heads * (spec.head_size * element_bytes + scale_bytes)
     group = CacheGroup("attention", tuple(range(spec.num_layers)), per_layer * spec.num_layers)
     return KVLayout(block_size, (group,))

@@ -87,6 +87,12 @@ class EngineFacts:
     max_num_seqs: int
     max_num_batched_tokens: int
     load_s: float
+    quantization: str = "none"
+    kv_cache_dtype: str = ""
+    # Instruction set of the native kernels; empty if they do not compute. note: why they do not, if that needs saying.
+    isa: str = ""
+    batch_invariant: bool = False
+    note: str = ""
 
     @property
     def pool_tokens(self) -> int:

@@ -18,7 +18,10 @@ import typer
 from octavo.config import (
     BLOCK_SIZES,
     DTYPES,
+    ISA_NAMES,
+    KV_CACHE_DTYPES,
     PREEMPTION_MODES,
+    QUANTIZATIONS,
     CacheConfig,
     EngineConfig,
     ModelConfig,
@@ -75,6 +78,16 @@ class EngineOptions:
         str,
         _option(_MODEL, f"Numbers to compute in: {', '.join(DTYPES)}. auto: what suits model and machine."),
     ] = ModelConfig.dtype
+    quantization: Annotated[
+        str,
+        _option(
+            _MODEL,
+            f"How weights are kept: {', '.join(QUANTIZATIONS)}. native: the 4 and 8 bits of a GGUF file as they are.",
+        ),
+    ] = ModelConfig.quantization
+    weight_cache: Annotated[
+        bool, _option(_MODEL, "Keep packed weights on disk, so that the next start is faster.")
+    ] = ModelConfig.weight_cache
     max_model_len: Annotated[
         int | None, _option(_MODEL, "Longest prompt plus answer, in tokens.", default="the model's own limit")
     ] = ModelConfig.max_model_len
@@ -107,6 +120,11 @@ class EngineOptions:
         _option(_MEMORY, "Keep blocks of finished requests and reuse them for prompts that begin alike."),
     ] = CacheConfig.prefix_caching
 
+    kv_cache_dtype: Annotated[
+        str,
+        _option(_MEMORY, f"Numbers to keep KV in: {', '.join(KV_CACHE_DTYPES)}. auto: those of the model."),
+    ] = CacheConfig.kv_cache_dtype
+
     max_num_seqs: Annotated[int, _option(_SCHEDULING, "Most sequences that run at the same time.")] = (
         SchedulerConfig.max_num_seqs
     )
@@ -122,8 +140,26 @@ class EngineOptions:
     ] = SchedulerConfig.preemption
 
     attention_backend: Annotated[
-        str, _option(_MACHINE, "Attention kernels: a built-in name, or your own as module:Class.")
+        str,
+        _option(
+            _MACHINE,
+            "What computes: auto, cpu (native kernels), reference (plain torch), or attention of your own as module:Class.",
+        ),
     ] = EngineConfig.attention_backend
+    isa: Annotated[
+        str, _option(_MACHINE, f"Instruction set of the native kernels: {', '.join(ISA_NAMES)}.")
+    ] = EngineConfig.isa
+    batch_invariant: Annotated[
+        bool,
+        _option(
+            _MACHINE,
+            "Start only if answers are the same to the bit in any batch. The native kernels always are, at no cost.",
+            "--batch-invariant",
+        ),
+    ] = EngineConfig.batch_invariant
+    shared_prefix_attention: Annotated[
+        bool, _option(_MACHINE, "Read keys and values that sequences share once per step for all of them.")
+    ] = EngineConfig.shared_prefix_attention
     threads: Annotated[
         int | None, _option(_MACHINE, "Threads to compute with.", default="all CPUs this process may use")
     ] = EngineConfig.num_threads
@@ -156,6 +192,8 @@ class EngineOptions:
                 path=str(path),
                 name=default_served_name(model, path),
                 dtype=self.dtype,
+                quantization=self.quantization,
+                weight_cache=self.weight_cache,
                 max_model_len=self.max_model_len,
             ),
             cache=CacheConfig(
@@ -164,6 +202,7 @@ class EngineOptions:
                 kv_cache_bytes=gib_to_bytes("--kv-cache-gb", self.kv_cache_gb),
                 swap_bytes=gib_to_bytes("--swap-gb", self.swap_gb),
                 prefix_caching=self.enable_prefix_caching,
+                kv_cache_dtype=self.kv_cache_dtype,
             ),
             scheduler=SchedulerConfig(
                 policy=self.policy,
@@ -172,6 +211,9 @@ class EngineOptions:
                 max_num_batched_tokens=self.max_num_batched_tokens,
             ),
             attention_backend=self.attention_backend,
+            isa=self.isa,
+            batch_invariant=self.batch_invariant,
+            shared_prefix_attention=self.shared_prefix_attention,
             num_threads=self.threads,
             seed=self.seed,
             check=self.check,

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.attention.backend import BACKENDS, AttentionBackend
 from octavo.config import CacheConfig, EngineConfig, ModelConfig
+from octavo.engine.backends import BackendFacts, choose_backend
 from octavo.engine.engine import Engine
 from octavo.engine.machine import available_memory_bytes, cpu_features, usable_cpus
 from octavo.errors import ConfigError
 from octavo.memory.block_pool import BlockPool
-from octavo.model_spec import KVLayout, ModelSpec, kv_layout
-from octavo.models.registry import Model, load_model
+from octavo.model_spec import KVLayout, ModelSpec
 from octavo.outputs import EngineFacts
-from octavo.runner.kv_storage import KVStorage
 from octavo.runner.runner import Runner
 from octavo.sampling.sampler import Sampler
 from octavo.scheduler.limits import Limits
@@ -35,9 +33,8 @@ _MEMORY_SHARE = 0.6
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a config left open, decided: in which numbers to compute, and how KV memory is cut."""
+    """What a config left open, decided: how KV memory is cut, and how much of it there is."""
 
-    dtype: torch.dtype
     layout: KVLayout
     max_model_len: int
     num_blocks: int
@@ -50,44 +47,32 @@ def build_engine(config: EngineConfig) -> tuple[Engine, EngineFacts]:
     Raises ConfigError, ModelFileError or ModelUnavailableError for what the user can mend.
     """
     began = time.monotonic()
-    torch.set_num_threads(config.num_threads or usable_cpus())
+    num_threads = config.num_threads or usable_cpus()
+    torch.set_num_threads(num_threads)
     # Names are looked up before the model is loaded: a typing error is known at once.
     policy: Policy = POLICIES.make(config.scheduler.policy, Policy)
-    backend: AttentionBackend = BACKENDS.make(config.attention_backend, AttentionBackend)
     checkpoint = open_checkpoint(config.model.path)
     spec = checkpoint.spec
-    dtype = _dtype(config.model.dtype)
+    backend = choose_backend(config, spec, num_threads)
     max_model_len = _max_model_len(config.model, spec)
-    model = load_model(spec, checkpoint.source, dtype)
+    weight_bytes = backend.load(checkpoint)
     # After the weights: what is free now is what KV may have.
-    shape = _shape(config, spec, backend, dtype, max_model_len)
-    runner = _runner(model, backend, shape)
+    shape = _shape(config, backend.layout(spec, config.cache.block_size), max_model_len)
+    compute = backend.compute(shape.layout, shape.num_blocks, shape.num_host_blocks)
+    runner = Runner(compute, Sampler(spec.vocab_size, spec.eos_token_ids), shape.layout.block_size)
     runner.warm_up()
     scheduler = _scheduler(config, spec, shape, policy)
     engine = Engine(scheduler, runner, weights_digest=spec.digest, seed=config.seed, check=config.check)
-    return engine, _facts(config, model, backend, shape, time.monotonic() - began)
+    return engine, _facts(
+        config, spec, backend.facts, shape, weight_bytes, num_threads, time.monotonic() - began
+    )
 
 
-def _shape(
-    config: EngineConfig, spec: ModelSpec, backend: AttentionBackend, dtype: torch.dtype, max_model_len: int
-) -> _Shape:
-    layout = kv_layout(spec, config.cache.block_size or backend.default_block_size, dtype.itemsize)
+def _shape(config: EngineConfig, layout: KVLayout, max_model_len: int) -> _Shape:
     num_blocks = _num_blocks(config.cache, layout, max_model_len)
     swap = config.scheduler.preemption == "swap"
     num_host_blocks = _num_host_blocks(config.cache, layout, num_blocks) if swap else 0
-    return _Shape(dtype, layout, max_model_len, num_blocks, num_host_blocks)
-
-
-def _runner(model: Model, backend: AttentionBackend, shape: _Shape) -> Runner:
-    spec, block_size = model.spec, shape.layout.block_size
-    storage = KVStorage(
-        spec,
-        block_size=block_size,
-        num_blocks=shape.num_blocks,
-        num_host_blocks=shape.num_host_blocks,
-        dtype=shape.dtype,
-    )
-    return Runner(model, backend, storage, Sampler(spec.vocab_size, spec.eos_token_ids), block_size)
+    return _Shape(layout, max_model_len, num_blocks, num_host_blocks)
 
 
 def _scheduler(config: EngineConfig, spec: ModelSpec, shape: _Shape, policy: Policy) -> Scheduler:
@@ -110,17 +95,27 @@ def _scheduler(config: EngineConfig, spec: ModelSpec, shape: _Shape, policy: Pol
 
 
 def _facts(
-    config: EngineConfig, model: Model, backend: AttentionBackend, shape: _Shape, load_s: float
+    config: EngineConfig,
+    spec: ModelSpec,
+    backend: BackendFacts,
+    shape: _Shape,
+    weight_bytes: int,
+    num_threads: int,
+    load_s: float,
 ) -> EngineFacts:
-    spec = model.spec
     return EngineFacts(
         model=config.model.name or spec.name,
         architecture=spec.architecture,
-        dtype=str(shape.dtype).removeprefix("torch."),
+        dtype=backend.dtype,
+        quantization=config.model.quantization,
+        kv_cache_dtype=backend.kv_cache_dtype,
         attention_backend=backend.name,
+        isa=backend.isa,
+        batch_invariant=backend.batch_invariant,
+        note=backend.note,
         cpu_features=cpu_features(),
-        num_threads=torch.get_num_threads(),
-        weight_bytes=model.weight_bytes,
+        num_threads=num_threads,
+        weight_bytes=weight_bytes,
         block_size=shape.layout.block_size,
         num_blocks=shape.num_blocks,
         block_bytes=shape.layout.block_bytes,
@@ -135,15 +130,6 @@ def _facts(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         load_s=load_s,
     )
-
-
-def _dtype(asked: str) -> torch.dtype:
-    """`auto` is bfloat16 where the CPU multiplies it natively, float32 elsewhere (bfloat16 would be emulated, slowly)."""
-    if asked == "auto":
-        asked = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu_features()) else "float32"
-    dtype = getattr(torch, asked)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
 
 
 def _max_model_len(config: ModelConfig, spec: ModelSpec) -> int:

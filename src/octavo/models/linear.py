@@ -1,10 +1,10 @@
 """A linear layer whose weights are packed once, at load.
 
-torch multiplies small batches of float32 through a BLAS that unpacks the weights in every call and sums in an order that
-depends on how many rows there are. Its oneDNN kernels take weights that were packed beforehand. With the packing for one
-fixed batch size, every row is summed in the same order whatever else is in the batch, so a token computed alone and one
-computed among others are equal to the bit (tests/unit/test_linear.py).
-Measurements: docs/decisions/0006-packed-linear-weights.md.
+torch multiplies small batches of float32 through a BLAS that unpacks the weights in every call. Its oneDNN kernels take
+weights that were packed beforehand, which is faster. Measurements: docs/decisions/0006-packed-linear-weights.md.
+
+A row's last bits may depend on how many rows there are (on some CPUs they do); the native kernels promise that they do
+not.
 
 Where oneDNN does not offer this (another dtype, another build of torch), the plain torch call is used.
 """
@@ -16,7 +16,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-# The batch size that weights are packed for. One value for all, or the order of summation would depend on the batch.
+# The batch size that weights are packed for.
 _PACKED_FOR_ROWS = 32
 
 

@@ -59,7 +59,7 @@ def load_decoder(spec: ModelSpec, source: WeightSource, dtype: torch.dtype) -> D
     Raises ModelFileError for a tensor that is missing, misshapen or of an unsupported type. Peak memory: the weights
     plus a few MiB.
     """
-    _check_all(spec, source)
+    check_decoder(spec, source)
     embedding = source.tensor("model.embed_tokens.weight", dtype)
     head = embedding if spec.tie_embeddings else source.tensor("lm_head.weight", dtype)
     return DecoderWeights(
@@ -70,7 +70,8 @@ def load_decoder(spec: ModelSpec, source: WeightSource, dtype: torch.dtype) -> D
     )
 
 
-def _check_all(spec: ModelSpec, source: WeightSource) -> None:
+def check_decoder(spec: ModelSpec, source: WeightSource) -> None:
+    """Raise ModelFileError for the first tensor that is missing or has another shape than `spec` asks for."""
     table = (spec.vocab_size, spec.hidden_size)
     check_tensor(source, "model.embed_tokens.weight", table)
     check_tensor(source, "model.norm.weight", (spec.hidden_size,))

@@ -7,47 +7,54 @@ rows to sample        [       2,   3              ]  the last row of each item t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from octavo.attention.backend import AttentionStep, attention_step
-from octavo.scheduler.plan import PlanItem, StepPlan
+from octavo.scheduler.plan import PlanItem
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """T is the number of tokens of the step. sample_rows and sample_ids belong together, one per item that samples."""
+    """T is the number of tokens of the step."""
 
     token_ids: torch.Tensor  # int64 [T]
     positions: torch.Tensor  # int64 [T]
     attention: AttentionStep
-    sample_rows: torch.Tensor  # int64 [R]
-    sample_ids: tuple[int, ...]
 
 
-def step_inputs(plan: StepPlan, block_size: int) -> StepInputs:
+def step_inputs(items: Sequence[PlanItem], block_size: int) -> StepInputs:
     """Flatten a plan's items. O(tokens + blocks of the sequences in the step)."""
     token_ids: list[int] = []
     positions: list[int] = []
-    sample_rows: list[int] = []
-    for item in plan.items:
+    for item in items:
         token_ids.extend(item.token_ids)
         positions.extend(range(item.start, item.start + len(item.token_ids)))
-        if item.sample:
-            sample_rows.append(len(token_ids) - 1)
     return StepInputs(
         token_ids=torch.tensor(token_ids, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),
         attention=attention_step(
-            [item.start for item in plan.items],
-            [len(item.token_ids) for item in plan.items],
-            [item.block_ids for item in plan.items],
+            [item.start for item in items],
+            [len(item.token_ids) for item in items],
+            [item.block_ids for item in items],
             block_size,
         ),
-        sample_rows=torch.tensor(sample_rows, dtype=torch.int64),
-        sample_ids=tuple(item.sequence_id for item in plan.items if item.sample),
     )
+
+
+def sample_rows(items: Sequence[PlanItem]) -> tuple[list[int], list[int]]:
+    """The rows to sample from and the sequences they belong to, one of each per item that samples."""
+    rows: list[int] = []
+    sequence_ids: list[int] = []
+    end = 0
+    for item in items:
+        end += len(item.token_ids)
+        if item.sample:
+            rows.append(end - 1)
+            sequence_ids.append(item.sequence_id)
+    return rows, sequence_ids
 
 
 def scored_targets(item: PlanItem, prompt: tuple[int, ...]) -> list[int]:

@@ -65,6 +65,28 @@ class Sampler:
         """Forget a sequence; one that is not known is fine."""
         self._states.pop(sequence_id, None)
 
+    def takes_best(self, sequence_id: int) -> bool:
+        """Is the next token of a sequence the greatest logit, and nothing more asked about it? Then `take_best` will do."""
+        state = self._states[sequence_id]
+        params = state.params
+        return params.greedy and params.logprobs is None and not state.fault and not state.is_edited
+
+    def take_best(
+        self, values: Sequence[float], token_ids: Sequence[int], sequence_ids: Sequence[int]
+    ) -> list[SampledToken]:
+        """As `sample`, for sequences that `takes_best` is true of, from the greatest logit of each and its lowest id.
+
+        A value that is not finite ends the sequence with an error.
+        """
+        sampled: list[SampledToken] = []
+        for value, token, sequence_id in zip(values, token_ids, sequence_ids, strict=True):
+            if not math.isfinite(value):
+                sampled.append(SampledToken(_NO_TOKEN, None, _NOT_FINITE))
+                continue
+            self._states[sequence_id].record(token)
+            sampled.append(SampledToken(token))
+        return sampled
+
     @torch.inference_mode()
     def sample(self, logits: Tensor, sequence_ids: Sequence[int]) -> list[SampledToken]:
         """Choose the next token of each sequence and remember it.

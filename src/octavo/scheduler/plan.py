@@ -102,11 +102,13 @@ class SampledToken:
 class StepResult:
     """What a step brought, by sequence id.
 
-    prompt_logprobs[id][i] belongs to the prompt token at position item.start + 1 + i.
+    prompt_logprobs[id][i] belongs to the prompt token at position item.start + 1 + i. compute_s: seconds that the forward
+    pass and the choice of tokens took, as far as the executor knows; what a step takes beyond is the host's.
     """
 
     sampled: dict[int, SampledToken]
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
+    compute_s: float = 0.0
 
 
 class Executor(Protocol):

@@ -56,16 +56,20 @@ def startup_lines(facts: EngineFacts) -> list[str]:
     pool_bytes = facts.num_blocks * facts.block_bytes
     full = facts.pool_tokens / facts.max_model_len
     lines = [
-        f"model      {facts.model} ({facts.architecture}), {facts.dtype}, {facts.weight_bytes / mib:,.0f} MiB of weights",
-        f"compute    attention {facts.attention_backend}, {facts.num_threads} threads,"
+        f"model      {facts.model} ({facts.architecture}), {facts.dtype}, quantization {facts.quantization},"
+        f" {facts.weight_bytes / mib:,.0f} MiB of weights",
+        f"compute    {facts.attention_backend}{f' kernels for {facts.isa}' if facts.isa else ''},"
+        f" {facts.num_threads} threads,"
         f" CPU {' '.join(facts.cpu_features) or 'without notable features'}",
         f"KV memory  {pool_bytes / gib:.2f} GiB in {facts.num_blocks:,} blocks of {facts.block_size} tokens"
-        f" ({facts.block_bytes / 1024:,.0f} KiB each); prefix cache {'on' if facts.prefix_caching else 'off'};"
-        f" preemption {facts.preemption}"
+        f" in {facts.kv_cache_dtype or facts.dtype} ({facts.block_bytes / 1024:,.0f} KiB each);"
+        f" prefix cache {'on' if facts.prefix_caching else 'off'}; preemption {facts.preemption}"
         + (f" ({facts.num_host_blocks:,} host blocks)" if facts.num_host_blocks else ""),
         f"context    {facts.max_model_len:,} tokens; {full:.1f} full-length requests fit;"
         f" up to {facts.max_num_seqs} sequences and {facts.max_num_batched_tokens} tokens a step; policy {facts.policy}",
     ]
+    if facts.note:
+        lines.append(f"note       {facts.note}")
     if full < 1:
         lines.append(
             f"note       the pool holds {facts.pool_tokens:,} tokens, less than one full-length request;"

@@ -10,6 +10,7 @@ mapped, and pages that were read count as this process's memory until it is drop
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,13 @@ class Checkpoint:
     spec: ModelSpec
     source: WeightSource
     dtype: torch.dtype
+
+    @property
+    def identity(self) -> str:
+        """A name for the exact files: the digest, and when and how long they were written. For what is kept between runs."""
+        files = [file for file, _ in self.source.extents()]
+        stats = [(file.path.name, file.size, file.path.stat().st_mtime_ns) for file in files]
+        return hashlib.sha256(f"{self.spec.digest}{stats}".encode()).hexdigest()[:32]
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

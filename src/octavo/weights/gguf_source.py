@@ -30,6 +30,7 @@ from octavo.weights.architectures import ARCHITECTURES
 from octavo.weights.gguf_config import ROPE_DIVISORS, architecture_of, gguf_spec, hf_name
 from octavo.weights.gguf_metadata import GgufMetadata
 from octavo.weights.mapped_file import Extent, MappedFile, checked_name
+from octavo.weights.source import ROW_TYPES
 
 SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -96,22 +97,39 @@ class GgufSource:
 
     def fill(self, name: str, target: torch.Tensor) -> None:
         """See WeightSource. Extra memory: a few MiB."""
+        _decode(self._ordered(name), self._extent(name), target.view(-1))
+
+    def row_type(self, name: str) -> str:
+        """See WeightSource."""
+        kind = self._extent(name).kind
+        return kind if kind in ROW_TYPES else "F32"
+
+    def rows(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
+        """See WeightSource."""
         extent = self._extent(name)
-        raw = self._raw(extent)
-        heads = self._rotated_heads(name)
-        if heads:
-            if not extent.shape or extent.shape[0] % (2 * heads):
-                raise ModelFileError(
-                    self._file.path,
-                    f"shape {list(extent.shape)} does not divide into {heads} heads",
-                    tensor=extent.name,
-                )
-            raw = _half_order(raw.reshape(extent.shape[0], -1), heads).reshape(-1)
-        _decode(raw, extent, target.view(-1))
+        if extent.kind not in ROW_TYPES:
+            decoded = self.tensor(name, torch.float32)
+            return "F32", decoded.view(decoded.shape[0], -1).view(torch.uint8).numpy()
+        return extent.kind, self._ordered(name).reshape(extent.shape[0], -1)
 
     def extents(self) -> list[tuple[MappedFile, list[Extent]]]:
         """The file with all its tensors; what the digest is taken over."""
         return [(self._file, list(self._list.values()))]
+
+    def _ordered(self, name: str) -> npt.NDArray[np.uint8]:
+        """All bytes of a tensor, its rows in Hugging Face's order."""
+        extent = self._extent(name)
+        raw = self._raw(extent)
+        heads = self._rotated_heads(name)
+        if not heads:
+            return raw
+        if not extent.shape or extent.shape[0] % (2 * heads):
+            raise ModelFileError(
+                self._file.path,
+                f"shape {list(extent.shape)} does not divide into {heads} heads",
+                tensor=extent.name,
+            )
+        return _half_order(raw.reshape(extent.shape[0], -1), heads).reshape(-1)
 
     def _raw(self, extent: Extent) -> npt.NDArray[np.uint8]:
         if extent.kind not in SUPPORTED_TYPES:

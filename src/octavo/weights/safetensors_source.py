@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from octavo.errors import ModelFileError
 from octavo.weights.hf_config import read_json
 from octavo.weights.mapped_file import Extent, MappedFile, checked_name
+from octavo.weights.source import ROW_TYPES
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -109,6 +111,20 @@ class SafetensorsSource:
         for first in range(0, flat.shape[0], _PIECE):
             piece = raw[first * stored.itemsize : (first + _PIECE) * stored.itemsize].copy()
             flat[first : first + _PIECE].copy_(torch.from_numpy(piece).view(stored))
+
+    def row_type(self, name: str) -> str:
+        """See WeightSource."""
+        kind = self._extent(name).kind
+        return kind if kind in ROW_TYPES else "F32"
+
+    def rows(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
+        """See WeightSource."""
+        extent = self._extent(name)
+        if extent.kind not in ROW_TYPES:
+            decoded = self.tensor(name, torch.float32)
+            return "F32", decoded.view(decoded.shape[0], -1).view(torch.uint8).numpy()
+        raw = self._files[self._shards[name]].bytes_at(extent.start, extent.num_bytes, name)
+        return extent.kind, np.frombuffer(raw, dtype=np.uint8).reshape(extent.shape[0], -1)
 
     def extents(self) -> list[tuple[MappedFile, list[Extent]]]:
         """Every file with the tensors it holds, in file name order; what the digest is taken over."""

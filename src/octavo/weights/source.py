@@ -11,9 +11,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from octavo.errors import ModelFileError
+from octavo.weights.mapped_file import Extent, MappedFile
 
 
 class WeightSource(Protocol):
@@ -41,6 +44,26 @@ class WeightSource(Protocol):
         This is how fused weights are loaded: no tensor exists twice. Raises ModelFileError as `tensor` does.
         """
         ...
+
+    def extents(self) -> list[tuple[MappedFile, list[Extent]]]:
+        """Every file with the tensors it holds; what the digest is taken over."""
+        ...
+
+    def row_type(self, name: str) -> str:
+        """The type in which `rows` gives a matrix."""
+        ...
+
+    def rows(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
+        """A matrix as it lies in the file: its type (one of ROW_TYPES) and its rows, uint8 [rows, bytes of a row].
+
+        A tensor of another type is decoded to F32. The array may be the file's own memory. Raises ModelFileError as
+        `tensor` does.
+        """
+        ...
+
+
+# Types of rows that packing reads as they are; the last three are GGUF's blocks of 32.
+ROW_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
 
 
 def check_tensor(source: WeightSource, name: str, expected: tuple[int, ...]) -> None:

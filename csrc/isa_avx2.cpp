@@ -1,0 +1,2 @@
+#define OCTAVO_ISA avx2
+#include "kernels/isa.inc"

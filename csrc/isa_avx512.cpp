@@ -1,0 +1,2 @@
+#define OCTAVO_ISA avx512
+#include "kernels/isa.inc"

@@ -1,0 +1,2 @@
+#define OCTAVO_ISA avx512_bf16
+#include "kernels/isa.inc"

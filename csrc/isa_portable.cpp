@@ -1,0 +1,2 @@
+#define OCTAVO_ISA portable
+#include "kernels/isa.inc"
