@@ -30,6 +30,7 @@ STATS = EngineStats(
     recomputed_tokens=14,
     steps=15,
     step_tokens=16,
+    compute_s=1.5,
     finished={"stop": 17, "abort": 18},
 )
 
@@ -77,6 +78,7 @@ def test_page_shows_the_latest_numbers_and_counts_nothing_twice() -> None:
         "prefix_hit_tokens",
         "recomputed_tokens",
     )
+    assert seen["octavo_compute_seconds_total"] == 1.5
     assert [seen[f"octavo_{name}_total"] for name in (*names, "steps", "step_tokens")] == list(range(10, 17))
     assert seen["octavo_requests_finished_total{reason=stop}"] == 17
     assert seen["octavo_requests_finished_total{reason=abort}"] == 18

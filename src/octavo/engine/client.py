@@ -196,7 +196,7 @@ class EngineClient:
             self._last_news = time.monotonic()
             if isinstance(message, StepReport):
                 self.stats = message.stats
-                self.metrics.update(message.stats)
+                self.metrics.update(message.stats, message.host_s)
                 for update in message.updates:
                     self._relay(update)
             elif isinstance(message, Failed):

@@ -50,12 +50,18 @@ class Engine:
         self._digest = weights_digest
         self._random = random.Random(seed)
         self._check = check
+        self._compute_s = 0.0
         self._failed_steps = 0
         self._empty_plans = 0
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds that forward passes and choosing tokens took since the start, by the executor's own clock."""
+        return self._compute_s
 
     def submit(self, asked: GenerateRequest, now: float) -> list[SequenceUpdate]:
         """Queue a request. One that can never be served is answered at once with an error, and costs nobody anything."""
@@ -99,6 +105,7 @@ class Engine:
         except Exception as e:
             return self._fail_step(plan, e)
         self._failed_steps = 0
+        self._compute_s += result.compute_s
         logger.debug(
             "step %d: %d tokens of %d sequences, %d block moves",
             plan.step,
@@ -132,6 +139,7 @@ class Engine:
             recomputed_tokens=counters.recomputed_tokens,
             steps=counters.steps,
             step_tokens=counters.step_tokens,
+            compute_s=self._compute_s,
             finished=dict(counters.finished),
         )
 

@@ -85,15 +85,20 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     recomputed_tokens: int = 0
     steps: int = 0
     step_tokens: int = 0
+    compute_s: float = 0.0
     finished: dict[str, int] = {}
 
 
 class StepReport(msgspec.Struct, tag=True, frozen=True):
-    """After every step, also one without news, so that a face can tell a slow engine from a stuck one."""
+    """After every step, also one without news, so that a face can tell a slow engine from a stuck one.
+
+    host_s: what the step took outside the kernels (taking messages, schedule, commit, and the report before this one); None
+    if no step was made.
+    """
 
     updates: tuple[SequenceUpdate, ...]
     stats: EngineStats
-    step_s: float = 0.0
+    host_s: float | None = None
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

@@ -53,8 +53,10 @@ _COUNTERS = (
     ("recomputed_tokens", "recomputed_tokens", "Tokens computed again after a preemption"),
     ("steps", "steps", "Steps done"),
     ("step_tokens", "step_tokens", "Tokens computed by all steps"),
+    ("compute_seconds", "compute_s", "Seconds spent in forward passes and in choosing tokens"),
 )
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_HOST_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _REQUEST_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
@@ -116,12 +118,19 @@ class Metrics(Collector):
         self.generation_tokens = Histogram(
             "octavo_request_generation_tokens", "Tokens generated for a finished request", _TOKENS
         )
+        self.host_s = Histogram(
+            "octavo_step_host_seconds",
+            "What a step takes outside the kernels: messages, schedule, commit",
+            _HOST_S,
+        )
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
-    def update(self, stats: EngineStats) -> None:
-        """Take the latest numbers of the engine. O(1): it keeps the reference."""
+    def update(self, stats: EngineStats, host_s: float | None = None) -> None:
+        """Take the latest numbers of the engine, and the host time of its last step. O(1): it keeps the reference."""
         self.stats = stats
+        if host_s is not None:
+            self.host_s.observe(host_s)
 
     def render(self) -> bytes:
         """The page, in the text format that `CONTENT_TYPE` names."""
@@ -152,6 +161,7 @@ class Metrics(Collector):
             self.request_s,
             self.prompt_tokens,
             self.generation_tokens,
+            self.host_s,
         ):
             yield histogram.family()
 
