@@ -9,6 +9,9 @@ namespace octavo {
 
 namespace {
 
+// Up to so many rows every thread prepares inputs for itself.
+constexpr int FEW_ROWS = 4;
+
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 }  // namespace
@@ -35,7 +38,9 @@ Decoder::Decoder(Machine& machine, const DecoderShape& shape, std::vector<Layer>
     inner_ = Buffer(T * inner_stride_);
     cosines_ = Buffer(T * D / 2 * 4);
     sines_ = Buffer(T * D / 2 * 4);
-    ready_ = ready_for(std::max({inner, hidden, round_up(H * D, 64)}), T);
+    const int64_t widest = std::max({inner, hidden, round_up(H * D, 64)});
+    ready_ = ready_for(widest, T);
+    for (int thread = 0; thread < machine_.team.size(); thread++) own_.push_back(ready_for(widest, FEW_ROWS));
     token_ids.reserve(T);
     positions_.reserve(T);
     slots_.reserve(T);
@@ -47,7 +52,7 @@ Rows Decoder::Ready::rows() const {
 
 Decoder::Ready Decoder::ready_for(int64_t most_inputs, int64_t most_rows) const {
     Ready ready;
-    ready.data = Buffer(most_rows * most_inputs * 4);
+    ready.data = Buffer(most_rows * most_inputs * number_bytes());  // quantised inputs take one byte each
     ready.scales = Buffer(most_rows * (most_inputs / GROUP + 1) * 4);
     ready.sums = Buffer(most_rows * (most_inputs / GROUP + 1) * 4);
     return ready;
@@ -98,8 +103,8 @@ void Decoder::layer_phases(const Layer& layer, int index, const Pool& pool, int 
                       shape_.number,
                       pool.quantised};
     const float* qkv = reinterpret_cast<const float*>(qkv_.data());
-    norm_phase(layer.input_norm, layer.qkv, nullptr, num_tokens(), thread);
-    product_of_norm(layer.qkv, Finish::STORE, qkv_, qkv_floats_ * 4, thread);
+    Rows rows = normed(layer.input_norm, layer.qkv, nullptr, num_tokens(), thread);
+    machine_.product({&layer.qkv, rows, num_tokens(), Finish::STORE, shape_.number, qkv_.data(), qkv_floats_ * 4}, thread);
     const Rotation rotation{cache,
                             shape_.num_heads,
                             shape_.num_kv_heads,
@@ -130,65 +135,65 @@ void Decoder::layer_phases(const Layer& layer, int index, const Pool& pool, int 
                               plan_.partial_of().data()};
     machine_.attention(attention, plan_.tasks(), plan_.folded_tokens(), thread);
     add_product_of(layer.output, attended_, attended_stride_, thread);
-    norm_phase(layer.mlp_norm, layer.gate_up, nullptr, num_tokens(), thread);
-    product_of_norm(layer.gate_up, Finish::SILU, inner_, inner_stride_, thread);
+    rows = normed(layer.mlp_norm, layer.gate_up, nullptr, num_tokens(), thread);
+    machine_.product({&layer.gate_up, rows, num_tokens(), Finish::SILU, shape_.number, inner_.data(), inner_stride_}, thread);
     add_product_of(layer.down, inner_, inner_stride_, thread);
 }
 
-// Norms the residual of `count` rows (all, or those that `rows` names) into ready_, as `next` wants its inputs.
-void Decoder::norm_phase(const float* weight, const Matrix& next, const int32_t* rows, int count, int thread) {
+// `count` rows as `m` wants its inputs. row(i, floats): writes row i.
+template <class Row>
+Rows Decoder::prepare(const Matrix& m, int count, int thread, Row&& row) {
     const Kernels& k = machine_.kernels;
-    const int64_t stride = stride_for(next), groups = next.format == Format::INT8 ? 1 : shape_.hidden_size / GROUP;
+    const bool few = count <= FEW_ROWS;
+    const Ready& into = few ? own_[thread] : ready_;
+    Rows rows = into.rows();
+    rows.stride = stride_for(m);
+    const int64_t groups = m.format == Format::INT8 ? 1 : m.inputs / GROUP;
     float* scratch = reinterpret_cast<float*>(machine_.scratch[thread].data());
-    machine_.rows(count, [&](int first, int end) {
+    auto prepare_rows = [&](int first, int end) {
         for (int i = first; i < end; i++) {
-            k.norm_row(residual(rows ? rows[i] : i), shape_.hidden_size, Norm{weight, shape_.norm_epsilon}, scratch);
-            k.prepare_row(scratch, shape_.hidden_size, next.format, ready_.data.data() + i * stride,
-                          reinterpret_cast<float*>(ready_.scales.data()) + i * groups,
-                          reinterpret_cast<int32_t*>(ready_.sums.data()) + i * groups);
+            row(i, scratch);
+            k.prepare_row(scratch, m.inputs, m.format, into.data.data() + i * rows.stride,
+                          reinterpret_cast<float*>(into.scales.data()) + i * groups,
+                          reinterpret_cast<int32_t*>(into.sums.data()) + i * groups);
         }
-    });
+    };
+    if (few)
+        prepare_rows(0, count);
+    else
+        machine_.rows(count, prepare_rows);
+    return rows;
 }
 
-void Decoder::product_of_norm(const Matrix& m, Finish finish, Buffer& out, int64_t out_stride, int thread) {
-    Rows rows = ready_.rows();
-    rows.stride = stride_for(m);
-    machine_.product({&m, rows, num_tokens(), finish, shape_.number, out.data(), out_stride}, thread);
+// The residual of `count` rows (the first, or those that `rows` names), normed for `m`.
+Rows Decoder::normed(const float* weight, const Matrix& m, const int32_t* rows, int count, int thread) {
+    return prepare(m, count, thread, [&](int i, float* out) {
+        const Norm norm{weight, shape_.norm_epsilon};
+        machine_.kernels.norm_row(residual(rows ? rows[i] : i), shape_.hidden_size, norm, out);
+    });
 }
 
 // residual += m * numbers, which are turned into what m wants first unless it takes them as they are.
 void Decoder::add_product_of(const Matrix& m, const Buffer& numbers, int64_t stride, int thread) {
     Rows rows{numbers.data(), stride, nullptr, nullptr};
     if (int(m.format) != int(shape_.number)) {
-        const Kernels& k = machine_.kernels;
-        const int64_t to = stride_for(m), groups = m.format == Format::INT8 ? 1 : m.inputs / GROUP;
-        float* scratch = reinterpret_cast<float*>(machine_.scratch[thread].data());
-        machine_.rows(num_tokens(), [&](int first, int end) {
-            for (int i = first; i < end; i++) {
-                k.widen_row(numbers.data() + i * stride, m.inputs, shape_.number, scratch);
-                k.prepare_row(scratch, m.inputs, m.format, ready_.data.data() + i * to,
-                              reinterpret_cast<float*>(ready_.scales.data()) + i * groups,
-                              reinterpret_cast<int32_t*>(ready_.sums.data()) + i * groups);
-            }
+        rows = prepare(m, num_tokens(), thread, [&](int i, float* out) {
+            machine_.kernels.widen_row(numbers.data() + i * stride, m.inputs, shape_.number, out);
         });
-        rows = ready_.rows();
-        rows.stride = to;
     }
     const int64_t out_stride = int64_t(shape_.hidden_size) * 4;
     machine_.product({&m, rows, num_tokens(), Finish::ADD, shape_.number, residual_.data(), out_stride}, thread);
 }
 
-void Decoder::head_phases(const std::vector<int32_t>& rows, Product& product, const Best* best, int thread) {
-    norm_phase(norm_, head_, rows.data(), int(rows.size()), thread);
-    machine_.product(product, thread, best);
+void Decoder::head_phases(const std::vector<int32_t>& rows, Finish finish, char* out, const Best* best, int thread) {
+    const Rows inputs = normed(norm_, head_, rows.data(), int(rows.size()), thread);
+    const int64_t out_stride = int64_t(shape_.vocab_size) * 4;
+    machine_.product({&head_, inputs, int(rows.size()), finish, shape_.number, out, out_stride}, thread, best);
 }
 
 void Decoder::logits(const std::vector<int32_t>& rows, float* out) {
-    Rows inputs = ready_.rows();
-    inputs.stride = stride_for(head_);
-    Product product{&head_, inputs, int(rows.size()), Finish::STORE, shape_.number, reinterpret_cast<char*>(out),
-                    int64_t(shape_.vocab_size) * 4};
-    machine_.team.run([&](int thread) { head_phases(rows, product, nullptr, thread); });
+    machine_.team.run(
+        [&](int thread) { head_phases(rows, Finish::STORE, reinterpret_cast<char*>(out), nullptr, thread); });
 }
 
 void Decoder::best(const std::vector<int32_t>& rows, float* values, int32_t* ids) {
@@ -204,10 +209,7 @@ void Decoder::best(const std::vector<int32_t>& rows, float* values, int32_t* ids
         std::fill_n(kept[t].panels, count, 0);
         std::fill_n(kept[t].nans, count, 0);
     }
-    Rows inputs = ready_.rows();
-    inputs.stride = stride_for(head_);
-    Product product{&head_, inputs, int(rows.size()), Finish::BEST, shape_.number, nullptr, 0};
-    machine_.team.run([&](int thread) { head_phases(rows, product, kept.data(), thread); });
+    machine_.team.run([&](int thread) { head_phases(rows, Finish::BEST, nullptr, kept.data(), thread); });
     for (size_t row = 0; row < rows.size(); row++) {
         float most = -std::numeric_limits<float>::infinity();
         int32_t id = 0;

@@ -58,7 +58,8 @@ public:
     int num_tokens() const { return int(token_ids.size()); }
 
 private:
-    // Rows made ready for a matrix, in memory of their own.
+    // Rows made ready for a matrix, in memory of their own. Of few rows each thread makes its own, which is sooner done than
+    // waiting for the others.
     struct Ready {
         Buffer data, scales, sums;
         int64_t stride = 0;
@@ -70,10 +71,11 @@ private:
     void set_positions(const Pool& pool);
     void embed(int first, int end);
     void layer_phases(const Layer& layer, int index, const Pool& pool, int thread);
-    void norm_phase(const float* weight, const Matrix& next, const int32_t* rows, int count, int thread);
-    void product_of_norm(const Matrix& m, Finish finish, Buffer& out, int64_t out_stride, int thread);
+    template <class Row>
+    Rows prepare(const Matrix& m, int count, int thread, Row&& row);
+    Rows normed(const float* weight, const Matrix& m, const int32_t* rows, int count, int thread);
     void add_product_of(const Matrix& m, const Buffer& numbers, int64_t stride, int thread);
-    void head_phases(const std::vector<int32_t>& rows, Product& product, const Best* best, int thread);
+    void head_phases(const std::vector<int32_t>& rows, Finish finish, char* out, const Best* best, int thread);
     float* residual(int row) const { return reinterpret_cast<float*>(residual_.data()) + int64_t(row) * shape_.hidden_size; }
     int number_bytes() const { return shape_.number == Number::BFLOAT16 ? 2 : 4; }
 
@@ -91,6 +93,7 @@ private:
     Buffer residual_, qkv_, queries_, attended_, inner_, cosines_, sines_, partials_, best_;
     int64_t qkv_floats_, attended_stride_, inner_stride_;
     Ready ready_;
+    std::vector<Ready> own_;  // of each thread, for few rows
 };
 
 }  // namespace octavo

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "types.h"
+#include "weighing.h"
 
 namespace octavo {
 
@@ -19,12 +20,16 @@ struct Kernels {
     void (*rotate_row)(const Rotation&, int token, float* scratch);
     void (*angles_row)(int position, const float* frequencies, int n, float* cosines, float* sines);
     int64_t (*scratch_bytes)(int head_size, int64_t row_floats);
+    int64_t (*peak)(Format, int64_t rounds);            // of one core, to compare with: kernels/limits.h
+    void (*read_all)(const char* data, int64_t bytes);
+    SamplingKernels sampling;
 };
 
 // Names of the sets this CPU can run, the best first; the last is "portable".
 std::vector<std::string> instruction_sets();
 
-// The table of a set that instruction_sets() names; null for others.
+// The table of a set that instruction_sets() names, or of "amx_emulated", which tests use on CPUs with avx512_bf16 (it is slow:
+// kernels/amx_emulation.h); null for others.
 const Kernels* kernels_of(const std::string& name);
 
 }  // namespace octavo

@@ -1,7 +1,5 @@
 // The Python module octavo._native: arrays in, pointers to the kernels. All checks of shapes are here or in Python; the rest
 // of csrc trusts what it is given. Objects keep the arrays they point into alive.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,9 +8,8 @@
 
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
 
-#include "decoder.h"
+#include "module.h"
 #include "pack.h"
 
 namespace nb = nanobind;
@@ -22,21 +19,6 @@ namespace octavo {
 
 namespace {
 
-template <class T, int N>
-using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-using Bytes1 = Array<uint8_t, 1>;
-using Floats1 = Array<float, 1>;
-using Floats2 = Array<float, 2>;
-using ConstBytes1 = Array<const uint8_t, 1>;
-using ConstBytes2 = Array<const uint8_t, 2>;
-using ConstFloats1 = Array<const float, 1>;
-using ConstFloats2 = Array<const float, 2>;
-using ConstFloats3 = Array<const float, 3>;
-
-void check(bool right, const char* what) {
-    if (!right) throw std::invalid_argument(what);
-}
-
 std::unique_ptr<Machine> make_machine(int threads, const std::string& isa) {
     const Kernels* kernels = kernels_of(isa);
     check(kernels != nullptr, "this CPU cannot run that instruction set");
@@ -45,12 +27,6 @@ std::unique_ptr<Machine> make_machine(int threads, const std::string& isa) {
 }
 
 // ---- matrices
-
-struct PackedMatrix {
-    Matrix matrix{};
-    int interleaved = 0;
-    nb::object data, scales, sums, bias;  // kept alive
-};
 
 std::tuple<int64_t, int64_t> packed_sizes(int format, bool has_minimum, bool interleaved, int outputs, int inputs) {
     const Packing p = packing_of(Format(format), has_minimum, interleaved, outputs, inputs);
@@ -147,12 +123,6 @@ void multiply_rows(Machine& machine, const PackedMatrix& m, const ConstFloats2& 
 
 // ---- the decoder
 
-struct BlockPool {
-    Pool pool{};
-    int64_t num_blocks = 0;
-    nb::object memory;
-};
-
 BlockPool make_pool(Bytes1 memory, int64_t num_blocks, int num_layers, int num_kv_heads, int head_size, int block_size,
                     int number, bool quantised, bool share) {
     const int64_t number_bytes = quantised ? 1 : Number(number) == Number::BFLOAT16 ? 2 : 4;
@@ -175,7 +145,8 @@ void copy_block(const BlockPool& from, int64_t source, BlockPool& to, int64_t ta
 
 int32_t int_at(PyObject* tuple, Py_ssize_t i) { return int32_t(PyLong_AsLong(PyTuple_GET_ITEM(tuple, i))); }
 
-// items: tuples of (start, token_ids, block_ids), the latter two tuples of int.
+}  // namespace
+
 void set_items(StepItems& items, std::vector<int32_t>* token_ids, const nb::list& list, int64_t num_blocks, int block_size) {
     items.starts.clear();
     items.row_starts.assign(1, 0);
@@ -203,6 +174,8 @@ void set_items(StepItems& items, std::vector<int32_t>* token_ids, const nb::list
     }
     if (PyErr_Occurred()) throw nb::python_error();
 }
+
+namespace {
 
 struct NativeDecoder {
     std::unique_ptr<Decoder> decoder;
@@ -250,7 +223,7 @@ std::unique_ptr<NativeDecoder> make_decoder(nb::object machine, const nb::dict& 
                          number("num_kv_heads"),   number("head_size"),         number("vocab_size"),
                          real("norm_epsilon"),     real("attention_scale"),     real("soft_cap"),
                          Number(number("number")), number("max_tokens")};
-    check(s.head_size % TILE == 0 && s.num_heads % s.num_kv_heads == 0, "head sizes must be multiples of 16");
+    check(s.head_size % TILE == 0 && s.head_size <= 512 && s.num_heads % s.num_kv_heads == 0, "head sizes must be multiples of 16");
     check(s.num_heads / s.num_kv_heads <= MOST_QUERY_ROWS, "too many query heads for one kv head");
     check(int64_t(embedding.size()) == int64_t(s.vocab_size) * s.hidden_size * (s.number == Number::BFLOAT16 ? 2 : 4),
           "the embedding has the wrong size");
@@ -282,6 +255,8 @@ std::unique_ptr<NativeDecoder> make_decoder(nb::object machine, const nb::dict& 
 
 // ---- attention on its own: for tests and benchmarks
 
+}  // namespace
+
 Attention attention_over(const BlockPool& pool, int layer, int num_heads, int num_kv_heads, int head_size, int number) {
     Attention a{};
     a.cache = {pool.pool.data + layer * pool.pool.layer_bytes,
@@ -295,6 +270,8 @@ Attention attention_over(const BlockPool& pool, int layer, int num_heads, int nu
     a.num_kv_heads = num_kv_heads;
     return a;
 }
+
+namespace {
 
 // Writes keys and values [T, KH, D] (not rotated) into `slots` of one layer.
 void write_kv(Machine& machine, BlockPool& pool, int layer, int number, ConstFloats3 keys, ConstFloats3 values,
@@ -379,4 +356,6 @@ NB_MODULE(_native, m) {
         .def("best", &NativeDecoder::best)
         .def_prop_ro("shared_reads", [](const NativeDecoder& d) { return d.decoder->plan().shared_reads(); });
     m.def("make_decoder", &make_decoder);
+    bind_timing(m);
+    bind_sampling(m);
 }

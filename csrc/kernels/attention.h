@@ -121,9 +121,12 @@ static void order_rows(const Cache& c, const char* head, int offset, int lane, c
 
 // Values of keys that no row sees are weighed with 0; they are set to 0 too, for 0 times what happens to lie there might be
 // no number. Only the last tile can have any.
-static void blank_hidden_values(const Cache& c, Chunk* chunk, char* place) {
+static void blank_hidden_values(const Cache& c, Chunk* chunk, char* place, float* key_scales) {
     const int hidden_from = chunk->visible % TILE, D = c.head_size;
     if (hidden_from == 0) return;
+    if (c.quantised) {
+        for (int k = chunk->visible; k < chunk->num_tiles * TILE; k++) key_scales[k] = key_scales[CHUNK + k] = 0;
+    }
     const int e = 4 / bytes_of(c.number);
     const int64_t tile_bytes = int64_t(TILE) * D * bytes_of(c.number);
     const int last = chunk->num_tiles - 1;
@@ -176,7 +179,7 @@ static void open_chunk(const Cache& c, const int32_t* blocks, int kv_head, Chunk
         chunk->values[t] = values;
     }
     chunk->keys[chunk->num_tiles] = chunk->keys[chunk->num_tiles - 1];
-    blank_hidden_values(c, chunk, s.values_in_order);
+    blank_hidden_values(c, chunk, s.values_in_order, s.key_scales);
 }
 
 // scores [rows, CHUNK] = queries * keys.
@@ -241,32 +244,59 @@ static void weigh(const Cache& c, const Chunk& chunk, const char* weights, int r
     for (; v < vectors; v++) weigh_columns<Kind, 1>(c, chunk, weights, rows, v, values);
 }
 
-// Scores of one row to weights: e^(score - maximum) of the keys [from, to) of the chunk, 0 elsewhere.
-static void soften(const Attention& a, const Chunk& chunk, float* scores, int from, int to, const float* key_scales,
-                   char* weights, float* maximum, float* sum) {
-    const int keys = chunk.num_tiles * TILE;
-    const vf scale = splat(a.scale), hidden = splat(-__builtin_inff());
-    vf top = hidden;
+// What an instruction set needs while a unit of work calls score and weigh with so many rows.
+#if defined(OCTAVO_AMX)  // amx_attention.h
+struct AttentionState {
+    AttentionState(Number number, int rows);
+    ~AttentionState();
+    const bool tiles;
+};
+template <>
+void score<BFloat16>(const Cache& c, const Chunk& chunk, const char* queries, int rows, float* scores);
+template <>
+void weigh<BFloat16>(const Cache& c, const Chunk& chunk, const char* weights, int rows, float* values);
+#else
+struct AttentionState {
+    AttentionState(Number, int) {}
+};
+#endif
+
+// Sets the scores of keys outside [from, to) to -inf.
+OCTAVO_INLINE void hide(float* scores, int keys, int from, int to) {
+    const vf hidden = splat(-__builtin_inff());
     vi lane{};
     for (int l = 0; l < W; l++) lane[l] = l;
     for (int k = 0; k < keys; k += W) {
-        vf x = load(scores + k) * scale;
-        if (a.cache.quantised) x *= load(key_scales + k);
-        if (a.soft_cap > 0) x = tanh(x / a.soft_cap) * a.soft_cap;
-        if (k < from || k + W > to) {
-            const vi at = lane + k;
-            const vi seen = reinterpret_cast<vi>(at >= splat_int(from)) & reinterpret_cast<vi>(at < splat_int(to));
-            x = bits_to_float((float_to_bits(x) & seen) | (float_to_bits(hidden) & ~seen));
-        }
-        store(scores + k, x);
-        top = maximum_or_nan(top, x);
+        if (k >= from && k + W <= to) continue;
+        const vi at = lane + k;
+        const vi seen = reinterpret_cast<vi>(at >= splat_int(from)) & reinterpret_cast<vi>(at < splat_int(to));
+        store(scores + k, bits_to_float((float_to_bits(load(scores + k)) & seen) | (float_to_bits(hidden) & ~seen)));
     }
-    const float m = max_lanes(top);
-    *maximum = m;
+}
+
+// Scores of one row to weights: e^(score - maximum) of the keys [from, to) of the chunk, 0 elsewhere. What is not a number
+// makes the sum none.
+static void soften(const Attention& a, const Chunk& chunk, float* scores, int from, int to, const float* key_scales,
+                   char* weights, float* maximum_at, float* sum) {
+    const int keys = chunk.num_tiles * TILE;
+    const bool capped = a.soft_cap > 0;
+    if (capped || a.cache.quantised) {
+        for (int k = 0; k < keys; k += W) {
+            vf x = load(scores + k);
+            if (a.cache.quantised) x *= load(key_scales + k);
+            if (capped) x = tanh(x * a.scale / a.soft_cap) * a.soft_cap;
+            store(scores + k, x);
+        }
+    }
+    if (from > 0 || to < keys) hide(scores, keys, from, to);
+    vf top = splat(-__builtin_inff());
+    for (int k = 0; k < keys; k += W) top = maximum(load(scores + k), top);
+    const float scale = capped ? 1.0f : a.scale, most = max_lanes(top) * scale;
+    *maximum_at = most;
     vf total{};
-    const vf shift = splat(from < to ? m : 0.0f);
+    const vf factor = splat(scale), shift = splat(from < to ? -most : 0.0f);
     for (int k = 0; k < keys; k += W) {
-        vf w = exp(load(scores + k) - shift);
+        vf w = exp(load(scores + k) * factor + shift);  // rounded as the maximum was, or great scores would not meet it
         total += w;
         if (a.cache.quantised) w *= load(key_scales + CHUNK + k);
         if (a.cache.number == Number::BFLOAT16)
@@ -280,8 +310,8 @@ static void soften(const Attention& a, const Chunk& chunk, float* scores, int fr
 // (maximum, sum, values) of what was folded so far, and those of one more chunk.
 OCTAVO_INLINE void fold(float* maximum, float* sum, float* values, float chunk_maximum, float chunk_sum,
                         const float* chunk_values, int head_size) {
-    if (chunk_maximum == -__builtin_inff()) return;  // the row sees nothing of the chunk
-    if (*maximum == -__builtin_inff()) {
+    if (chunk_sum == 0) return;  // the row sees nothing of the chunk
+    if (*sum == 0) {
         *maximum = chunk_maximum;
         *sum = chunk_sum;
         memcpy(values, chunk_values, size_t(head_size) * 4);
@@ -356,6 +386,7 @@ static void attention_unit(const Attention& a, const AttentionTask& task, int kv
     attention_scratch(memory, a.cache.head_size, &s);
     const int group = a.num_heads / a.num_kv_heads, rows = task.num_tokens * group, D = a.cache.head_size;
     const float nothing = -__builtin_inff();
+    const AttentionState state(a.cache.number, rows);
     gather_queries(a, task, kv_head, s.queries);
     float* sums = s.maxima + MOST_QUERY_ROWS;
     if (task.partial) {
@@ -364,7 +395,7 @@ static void attention_unit(const Attention& a, const AttentionTask& task, int kv
             const int token = task.tokens[r / group], head = kv_head * group + r % group;
             float* record = a.partials + (int64_t(a.partial_of[token] + task.first_chunk) * a.num_heads + head) * (D + 2);
             record[0] = any ? s.maxima[r] : nothing;
-            record[1] = sums[r];
+            record[1] = any ? sums[r] : 0;
             if (any) memcpy(record + 2, s.values + r * D, size_t(D) * 4);
         }
         return;

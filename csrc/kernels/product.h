@@ -230,18 +230,27 @@ static void finish_best(const Product& p, int panel, int first_row, int num_rows
     }
 }
 
+// Sets a unit's sums if the instruction set has tiles and they are for it.
+#if defined(OCTAVO_AMX)
+static bool set_sums_in_tiles(const Product& p, int panel, int first_row, int num_rows, char* sums);  // amx_product.h
+#else
+OCTAVO_INLINE bool set_sums_in_tiles(const Product&, int, int, int, char*) { return false; }
+#endif
+
 // One unit. scratch: MOST_UNIT_ROWS * PANEL floats, aligned to 64 bytes. best: of this thread, if p.finish is BEST.
 static void product_unit(const Product& p, int panel, int first_row, int num_rows, char* scratch, const Best& best) {
     const char* data = p.matrix->data + panel * p.matrix->panel_bytes;
-    switch (p.matrix->format) {
-        case Format::FLOAT32: add_product<Float32>(p, data, first_row, num_rows, scratch); break;
-        case Format::BFLOAT16: add_product<BFloat16>(p, data, first_row, num_rows, scratch); break;
-        case Format::INT8:
-            add_product<Bytes>(p, data, first_row, num_rows, scratch);
-            scale_bytes(p, panel, first_row, num_rows, scratch);
-            break;
-        case Format::GROUP8: set_grouped<false>(p, data, first_row, num_rows, scratch); break;
-        case Format::GROUP4: set_grouped<true>(p, data, first_row, num_rows, scratch); break;
+    if (!set_sums_in_tiles(p, panel, first_row, num_rows, scratch)) {
+        switch (p.matrix->format) {
+            case Format::FLOAT32: add_product<Float32>(p, data, first_row, num_rows, scratch); break;
+            case Format::BFLOAT16: add_product<BFloat16>(p, data, first_row, num_rows, scratch); break;
+            case Format::INT8:
+                add_product<Bytes>(p, data, first_row, num_rows, scratch);
+                scale_bytes(p, panel, first_row, num_rows, scratch);
+                break;
+            case Format::GROUP8: set_grouped<false>(p, data, first_row, num_rows, scratch); break;
+            case Format::GROUP4: set_grouped<true>(p, data, first_row, num_rows, scratch); break;
+        }
     }
     const float* sums = reinterpret_cast<const float*>(scratch);
     switch (p.finish) {

@@ -26,16 +26,25 @@ static void norm_row(const float* x, int n, const Norm& norm, float* y) {
 }
 
 OCTAVO_INLINE float greatest_magnitude(const float* x, int n) {
+    // Compared as integers, in whose order what is not a number comes last and is not lost.
     const vi magnitude = splat_int(0x7fffffff);
-    vf top{};
+    vi top{};
     int i = 0;
-    for (; i + W <= n; i += W) top = maximum(top, bits_to_float(float_to_bits(load(x + i)) & magnitude));
-    float most = max_lanes(top);
+    for (; i + W <= n; i += W) {
+        const vi m = float_to_bits(load(x + i)) & magnitude;
+        top = m > top ? m : top;
+    }
+    int32_t most = 0;
+    for (int l = 0; l < W; l++) most = top[l] > most ? top[l] : most;
     for (; i < n; i++) {
-        const float m = x[i] < 0 ? -x[i] : x[i];
+        int32_t m;
+        memcpy(&m, x + i, 4);
+        m &= 0x7fffffff;
         if (m > most) most = m;
     }
-    return most;
+    float result;
+    memcpy(&result, &most, 4);
+    return result;
 }
 
 // Rounds x / scale to bytes, adds `offset`; returns the sum of the rounded values.
@@ -118,8 +127,14 @@ OCTAVO_INLINE void rotate_head(float* x, int head_size, const float* cosines, co
 template <class Place>
 OCTAVO_INLINE void write_vector(const Cache& c, char* part, const float* x, float* scale, Place&& place) {
     const int D = c.head_size;
+    if (!c.quantised && c.number == Number::BFLOAT16) {
+        uint16_t halves[512];
+        for (int d = 0; d < D; d += W) store_bf16(halves + d, load(x + d));
+        for (int d = 0; d < D; d++) reinterpret_cast<uint16_t*>(part)[place(d)] = halves[d];
+        return;
+    }
     if (!c.quantised) {
-        for (int d = 0; d < D; d++) put_number(part, place(d), c.number, x[d]);
+        for (int d = 0; d < D; d++) reinterpret_cast<float*>(part)[place(d)] = x[d];
         return;
     }
     const float most = greatest_magnitude(x, D);

@@ -57,6 +57,7 @@ OCTAVO_INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
+// b where either is not a number, as the instructions do.
 OCTAVO_INLINE vf maximum(vf a, vf b) {
 #if defined(__AVX512F__)
     return _mm512_max_ps(a, b);
@@ -100,14 +101,11 @@ OCTAVO_INLINE vf zero_below(vf y, vf x, vf bound) {
 #endif
 }
 
-// The maximum, or not a number if either is not.
-OCTAVO_INLINE vf maximum_or_nan(vf a, vf b) {
-    const vi odd = reinterpret_cast<vi>(a != a) | reinterpret_cast<vi>(b != b);
-    return bits_to_float(float_to_bits(maximum(a, b)) | odd);
-}
-
 // Lanes in a fixed tree: halves are added until one is left.
 OCTAVO_INLINE float sum_lanes(vf x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(x);  // the same tree
+#endif
     float lanes[W];
     store(lanes, x);
     for (int half = W / 2; half > 0; half /= 2)
@@ -116,11 +114,13 @@ OCTAVO_INLINE float sum_lanes(vf x) {
 }
 
 OCTAVO_INLINE float max_lanes(vf x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(x);
+#endif
     float lanes[W];
     store(lanes, x);
     for (int half = W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)  // written so that what is not a number stays
-            lanes[i] = lanes[i] >= lanes[i + half] || lanes[i] != lanes[i] ? lanes[i] : lanes[i + half];
+        for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
     return lanes[0];
 }
 
@@ -128,7 +128,7 @@ OCTAVO_INLINE float max_lanes(vf x) {
 // Reduction by ln 2 in two parts and the polynomial of Cephes' expf (S. Moshier).
 OCTAVO_INLINE vf exp(vf x) {
     const vf low = splat(-87.3f);
-    const vf inside = maximum(minimum(x, splat(88.3f)), low);
+    const vf inside = maximum(low, minimum(splat(88.3f), x));  // in this order, what is not a number stays so
     const vi n = round_to_int(inside * 1.44269504088896341f);
     const vf count = int_to_float(n);
     vf r = fma(count, splat(-0.693359375f), inside);
@@ -146,7 +146,7 @@ OCTAVO_INLINE vf exp(vf x) {
 OCTAVO_INLINE vf silu(vf x) { return x / (exp(-x) + 1.0f); }
 
 OCTAVO_INLINE vf tanh(vf x) {
-    const vf e = exp(2.0f * minimum(maximum(x, splat(-15.0f)), splat(15.0f)));
+    const vf e = exp(2.0f * minimum(splat(15.0f), maximum(splat(-15.0f), x)));  // in this order, as in exp
     return (e - 1.0f) / (e + 1.0f);
 }
 

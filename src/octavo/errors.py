@@ -92,3 +92,9 @@ class ShuttingDownError(OctavoError):
     """The server no longer takes requests because it is stopping."""
 
     code = "shutting_down"
+
+
+class BenchmarkError(OctavoError):
+    """A server under measurement that cannot be reached, or answers with what cannot be measured."""
+
+    code = "benchmark"

@@ -29,7 +29,7 @@ from typer.core import TyperCommand
 from octavo.errors import ConfigError, OctavoError
 
 # Flags that take one or more values after one mention, as in `--served-model-name alpha beta`.
-SPREAD_FLAGS = ("--served-model-name", "--allowed-origins")
+SPREAD_FLAGS = ("--served-model-name", "--allowed-origins", "--rate", "--compare", "--server-pid")
 
 
 class SpreadCommand(TyperCommand):

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from octavo import __version__
+from octavo.cli.bench import app as bench_app
 from octavo.cli.chat import chat
 from octavo.cli.command import SpreadCommand, command
 from octavo.cli.generate import generate
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 for _function in (serve, generate, chat, pull):
     app.command(cls=SpreadCommand)(command(_function))
+app.add_typer(bench_app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -25,11 +25,13 @@ from octavo.kernels import library
 from octavo.kernels.decoder import NativeDecoder, why_not
 from octavo.kernels.machine import make_machine
 from octavo.kernels.packed import Number
+from octavo.kernels.sampling import row_math
 from octavo.model_spec import KVLayout, ModelSpec, kv_layout
 from octavo.models.registry import Model, load_model
 from octavo.runner.compute import Compute, TorchCompute
 from octavo.runner.kv_storage import KVStorage
 from octavo.runner.native_compute import NativeCompute
+from octavo.sampling.row_math import RowMath
 from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.packed_cache import packed_folder
 
@@ -65,6 +67,10 @@ class Backend(Protocol):
 
     def compute(self, layout: KVLayout, num_blocks: int, num_host_blocks: int) -> Compute:
         """Reserve the pool and put it together with the weights."""
+        ...
+
+    def row_math(self) -> RowMath:
+        """What sampling passes over rows of logits with."""
         ...
 
 
@@ -142,6 +148,10 @@ class NativeBackend:
             share=self._config.shared_prefix_attention,
         )
 
+    def row_math(self) -> RowMath:
+        """See Backend."""
+        return row_math(self._machine)
+
 
 class TorchBackend:
     """Models of `models/` in torch."""
@@ -184,6 +194,10 @@ class TorchBackend:
             dtype=self._dtype,
         )
         return TorchCompute(self._model, self._attention, storage, layout.block_size)
+
+    def row_math(self) -> RowMath:
+        """See Backend."""
+        return RowMath()
 
 
 def _torch_dtype(asked: str) -> torch.dtype:

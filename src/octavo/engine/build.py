@@ -59,7 +59,8 @@ def build_engine(config: EngineConfig) -> tuple[Engine, EngineFacts]:
     # After the weights: what is free now is what KV may have.
     shape = _shape(config, backend.layout(spec, config.cache.block_size), max_model_len)
     compute = backend.compute(shape.layout, shape.num_blocks, shape.num_host_blocks)
-    runner = Runner(compute, Sampler(spec.vocab_size, spec.eos_token_ids), shape.layout.block_size)
+    sampler = Sampler(spec.vocab_size, spec.eos_token_ids, backend.row_math())
+    runner = Runner(compute, sampler, shape.layout.block_size)
     runner.warm_up()
     scheduler = _scheduler(config, spec, shape, policy)
     engine = Engine(scheduler, runner, weights_digest=spec.digest, seed=config.seed, check=config.check)

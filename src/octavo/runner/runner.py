@@ -12,7 +12,6 @@ import torch
 from octavo.outputs import TokenLogprobs
 from octavo.runner.compute import Compute
 from octavo.runner.inputs import sample_rows, scored_targets
-from octavo.sampling.logprobs import prompt_logprobs
 from octavo.sampling.sampler import Sampler
 from octavo.scheduler.plan import PlanItem, SampledToken, StepPlan, StepResult
 
@@ -94,5 +93,6 @@ class Runner:
         for begin in range(0, len(targets), _SCORED_ROWS):
             part = targets[begin : begin + _SCORED_ROWS]
             rows = list(range(first_row + begin, first_row + begin + len(part)))
-            scores.extend(prompt_logprobs(self._compute.logits(rows), part, item.prompt_logprobs or 0))
+            logits = self._compute.logits(rows)
+            scores.extend(self._sampler.prompt_logprobs(logits, part, item.prompt_logprobs or 0))
         return tuple(scores)

@@ -8,6 +8,8 @@ Each filter sees what the one before it left: top-k keeps the k greatest, min-p 
 the greatest probability, top-p the shortest run from the greatest down that holds at least top_p of what is
 left. Equal logits rank by id.
 
+This is the specification, and what runs without native kernels; `kernels/sampling.py` does the same with them.
+
 A row goes one of four ways; the choice of a way is a matter of speed:
 
     in order   no top-k, no top-p       sum in the order of ids, by chunks; nothing is sorted
@@ -36,7 +38,7 @@ _MOST_RANKED = 1024
 _NUCLEUS_CANDIDATES = 128
 _CHUNK = 256
 # A smaller one is 0 in float32, and 0 / 0 is no number.
-_LEAST_TEMPERATURE = 1e-30
+LEAST_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class _Batch:
         return cls(
             rows=take(rows, members),
             peaks=take(peaks, members).unsqueeze(1),
-            temperatures=column([max(p.temperature, _LEAST_TEMPERATURE) for p in params]).float(),
+            temperatures=column([max(p.temperature, LEAST_TEMPERATURE) for p in params]).float(),
             floors=[math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params],
             top_k=column([p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]).long(),
             top_p=column([p.top_p for p in params]),

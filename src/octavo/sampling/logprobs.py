@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from octavo.outputs import TokenLogprobs
-from octavo.sampling.ranking import greatest, ranked
-from octavo.sampling.weights import log_totals
+from octavo.sampling.ranking import ranked
+from octavo.sampling.row_math import RowMath
 
 # Ranking takes little memory per row, so its slices are larger than those of the weights.
 _SLICE_ELEMENTS = 2**22
@@ -31,7 +31,7 @@ _GREATEST_SINGLE = 3.4028234663852886e38
 
 
 def prompt_logprobs(
-    logits: Tensor, target_ids: Sequence[int], num_alternatives: int
+    logits: Tensor, target_ids: Sequence[int], num_alternatives: int, row_math: RowMath = RowMath()
 ) -> tuple[TokenLogprobs, ...]:
     """The log probability of `target_ids[i]` after row i, with alternatives; one dict per row.
 
@@ -39,11 +39,15 @@ def prompt_logprobs(
     the target. Each dict has the target first, then the alternatives from likely to unlikely; a target among
     them is not repeated, so there are num_alternatives or one more entries.
     """
-    return tuple(token_logprobs(logits, target_ids, [num_alternatives] * len(target_ids)))
+    return tuple(token_logprobs(logits, target_ids, [num_alternatives] * len(target_ids), row_math=row_math))
 
 
 def token_logprobs(
-    logits: Tensor, token_ids: Sequence[int], num_alternatives: Sequence[int], peaks: Tensor | None = None
+    logits: Tensor,
+    token_ids: Sequence[int],
+    num_alternatives: Sequence[int],
+    peaks: Tensor | None = None,
+    row_math: RowMath = RowMath(),
 ) -> list[TokenLogprobs]:
     """As `prompt_logprobs`, with a number of alternatives for each row.
 
@@ -55,15 +59,15 @@ def token_logprobs(
     for start in range(0, len(token_ids), step):
         part = slice(start, start + step)
         rows = logits[part]
-        greatest_logits = greatest(rows)[0] if peaks is None else peaks[part]
-        result += _slice_logprobs(rows, greatest_logits, token_ids[part], num_alternatives[part])
+        greatest_logits = row_math.greatest(rows)[0] if peaks is None else peaks[part]
+        totals = row_math.log_totals(rows, greatest_logits.unsqueeze(1))
+        result += _slice_logprobs(rows, greatest_logits, totals, token_ids[part], num_alternatives[part])
     return result
 
 
 def _slice_logprobs(
-    rows: Tensor, peaks: Tensor, token_ids: Sequence[int], counts: Sequence[int]
+    rows: Tensor, peaks: Tensor, totals: list[float], token_ids: Sequence[int], counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    totals = log_totals(rows, peaks.unsqueeze(1))
     targets = rows[range(len(token_ids)), token_ids].tolist()
     best: list[list[float]] = [[] for _ in token_ids]
     best_ids: list[list[int]] = [[] for _ in token_ids]

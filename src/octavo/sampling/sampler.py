@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from octavo.outputs import TokenLogprobs
-from octavo.sampling.choice import Draw, choose
+from octavo.sampling.choice import Draw
 from octavo.sampling.edits import SequenceState, edit
 from octavo.sampling.logprobs import prompt_logprobs, token_logprobs
-from octavo.sampling.ranking import greatest
+from octavo.sampling.row_math import RowMath
 from octavo.sampling.weights import take
 from octavo.scheduler.plan import SampledToken, SequenceStart
 
@@ -49,11 +49,14 @@ class Sampler:
     """Chooses tokens and keeps, for every living sequence, what the next choice depends on.
 
     vocab_size: V, the width of logits. eos_token_ids: tokens that end a sequence, banned until min_tokens
-    are generated.
+    are generated. row_math: what passes over whole rows, in torch or natively.
     """
 
-    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, vocab_size: int, eos_token_ids: tuple[int, ...], row_math: RowMath = RowMath()
+    ) -> None:
         self.vocab_size = vocab_size
+        self._row_math = row_math
         self.eos_token_ids = tuple(eos_token_ids)
         self._states: dict[int, SequenceState] = {}
 
@@ -87,6 +90,12 @@ class Sampler:
             sampled.append(SampledToken(token))
         return sampled
 
+    def prompt_logprobs(
+        self, logits: Tensor, target_ids: Sequence[int], num_alternatives: int
+    ) -> tuple[TokenLogprobs, ...]:
+        """`logprobs.prompt_logprobs`, with the same passes over rows as the log probabilities of new tokens."""
+        return prompt_logprobs(logits, target_ids, num_alternatives, self._row_math)
+
     @torch.inference_mode()
     def sample(self, logits: Tensor, sequence_ids: Sequence[int]) -> list[SampledToken]:
         """Choose the next token of each sequence and remember it.
@@ -98,7 +107,7 @@ class Sampler:
         if not sequence_ids:
             return []
         states = [self._states[sequence_id] for sequence_id in sequence_ids]
-        peaks, best = greatest(logits)
+        peaks, best = self._row_math.greatest(logits)
         tokens: list[int] = best.tolist()
         errors = {
             row: state.fault or _NOT_FINITE
@@ -112,11 +121,11 @@ class Sampler:
         ]
         step = max(1, _SLICE_ELEMENTS // self.vocab_size)
         for start in range(0, len(busy), step):
-            _choose_slice(logits, peaks, states, busy[start : start + step], tokens, errors)
+            self._choose_slice(logits, peaks, states, busy[start : start + step], tokens, errors)
         for row, state in enumerate(states):
             if row not in errors:
                 state.record(tokens[row])
-        logprobs = _logprobs(logits, peaks, states, tokens, errors)
+        logprobs = self._logprobs(logits, peaks, states, tokens, errors)
         return [
             SampledToken(_NO_TOKEN, None, errors[row])
             if row in errors
@@ -124,55 +133,57 @@ class Sampler:
             for row, token in enumerate(tokens)
         ]
 
+    def _choose_slice(
+        self,
+        logits: Tensor,
+        peaks: Tensor,
+        states: Sequence[SequenceState],
+        members: list[int],
+        tokens: list[int],
+        errors: dict[int, str],
+    ) -> None:
+        """Choose for the rows `members`; write their `tokens` or `errors`."""
+        chosen = [states[row] for row in members]
+        edited = any(state.is_edited for state in chosen)
+        rows = take(logits, members)
+        if edited:
+            rows = rows.clone(memory_format=torch.contiguous_format)
+            edit(rows, chosen)
+            edited_peaks, best = self._row_math.greatest(rows)
+            for row, token, peak in zip(members, best.tolist(), edited_peaks.tolist(), strict=True):
+                tokens[row] = token
+                if not math.isfinite(peak):
+                    errors[row] = _ALL_FORBIDDEN if peak == -math.inf else _NOT_FINITE
+        else:
+            edited_peaks = take(peaks, members)
+        drawn = [i for i, row in enumerate(members) if row not in errors and not chosen[i].params.greedy]
+        if not drawn:
+            return
+        if len(drawn) < len(members):
+            rows, edited_peaks = take(rows, drawn), take(edited_peaks, drawn)
+        draws = [Draw(chosen[i].params, chosen[i].uniform()) for i in drawn]
+        for i, token in zip(drawn, self._row_math.choose(rows, edited_peaks, draws), strict=True):
+            tokens[members[i]] = token
 
-def _choose_slice(
-    logits: Tensor,
-    peaks: Tensor,
-    states: Sequence[SequenceState],
-    members: list[int],
-    tokens: list[int],
-    errors: dict[int, str],
-) -> None:
-    """Choose for the rows `members`; write their `tokens` or `errors`."""
-    chosen = [states[row] for row in members]
-    edited = any(state.is_edited for state in chosen)
-    rows = take(logits, members)
-    if edited:
-        rows = rows.clone(memory_format=torch.contiguous_format)
-        edit(rows, chosen)
-        edited_peaks, best = greatest(rows)
-        for row, token, peak in zip(members, best.tolist(), edited_peaks.tolist(), strict=True):
-            tokens[row] = token
-            if not math.isfinite(peak):
-                errors[row] = _ALL_FORBIDDEN if peak == -math.inf else _NOT_FINITE
-    else:
-        edited_peaks = take(peaks, members)
-    drawn = [i for i, row in enumerate(members) if row not in errors and not chosen[i].params.greedy]
-    if not drawn:
-        return
-    if len(drawn) < len(members):
-        rows, edited_peaks = take(rows, drawn), take(edited_peaks, drawn)
-    draws = [Draw(chosen[i].params, chosen[i].uniform()) for i in drawn]
-    for i, token in zip(drawn, choose(rows, edited_peaks, draws), strict=True):
-        tokens[members[i]] = token
-
-
-def _logprobs(
-    logits: Tensor,
-    peaks: Tensor,
-    states: Sequence[SequenceState],
-    tokens: list[int],
-    errors: dict[int, str],
-) -> dict[int, TokenLogprobs]:
-    """The log probabilities of the rows that asked for them, by row."""
-    counts = {
-        row: state.params.logprobs
-        for row, state in enumerate(states)
-        if row not in errors and state.params.logprobs is not None
-    }
-    if not counts:
-        return {}
-    members = list(counts)
-    chosen = [tokens[row] for row in members]
-    found = token_logprobs(take(logits, members), chosen, list(counts.values()), take(peaks, members))
-    return dict(zip(members, found, strict=True))
+    def _logprobs(
+        self,
+        logits: Tensor,
+        peaks: Tensor,
+        states: Sequence[SequenceState],
+        tokens: list[int],
+        errors: dict[int, str],
+    ) -> dict[int, TokenLogprobs]:
+        """The log probabilities of the rows that asked for them, by row."""
+        counts = {
+            row: state.params.logprobs
+            for row, state in enumerate(states)
+            if row not in errors and state.params.logprobs is not None
+        }
+        if not counts:
+            return {}
+        members = list(counts)
+        chosen = [tokens[row] for row in members]
+        found = token_logprobs(
+            take(logits, members), chosen, list(counts.values()), take(peaks, members), self._row_math
+        )
+        return dict(zip(members, found, strict=True))
