@@ -2,10 +2,10 @@
 
     python benchmarks/static_batching.py [--limit N] [--rounds R] [--batch-size 32] [--time-limit-s S]
 
-Both answer the same mixed-length prompts (benchmarks/data/w1_chat_offline.jsonl) greedily, each to its own exact number of
-new tokens. transformers runs batches in file order, left-padded, each until its longest answer is done, which is what
-`generate` offers. Rounds alternate (A B A B), because the machine may be noisy; the ratio is what counts. Output tokens are
-those asked for; what static batching computes beyond them is its own affair.
+Both answer the same mixed-length prompts (benchmarks/workloads/w1_chat_offline.jsonl) greedily, each to its own exact
+number of new tokens. transformers runs batches in file order, left-padded, each until its longest answer is done, which is
+what `generate` offers. Rounds alternate (A B A B), because the machine may be noisy; the ratio is what counts. Output
+tokens are those asked for; what static batching computes beyond them is its own affair.
 
 Static batching can take very long; --time-limit-s stops it, and its rate is then that of the answers so far. Answers are
 compared as well: how many prompts got the very same tokens from both.
@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workload", type=Path, default=HERE / "data" / "w1_chat_offline.jsonl")
+    parser.add_argument("--workload", type=Path, default=HERE / "workloads" / "w1_chat_offline.jsonl")
     parser.add_argument("--limit", type=int, help="only the first N prompts")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=32)

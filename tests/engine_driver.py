@@ -25,20 +25,23 @@ class Answer:
     finish_reason: str | None = None
     error: str | None = None
     num_cached: int = 0
+    prompt_logprobs: list[dict[int, float]] = field(default_factory=list)
 
 
 def make_engine(model: Path, **options: Any) -> Engine:
     """An engine in float32 that checks all invariants after each step. Options: fields of the config's parts."""
+    chosen = {k: options.pop(k) for k in list(options) if k in ModelConfig.__dataclass_fields__}
     cache = {k: options.pop(k) for k in list(options) if k in CacheConfig.__dataclass_fields__}
     scheduler = {k: options.pop(k) for k in list(options) if k in SchedulerConfig.__dataclass_fields__}
     cache.setdefault("num_blocks", 4096 // cache.get("block_size", 16))
     config = EngineConfig(
-        model=ModelConfig(path=str(model), dtype="float32", max_model_len=options.pop("max_model_len", None)),
+        # Nothing is left in the home of who runs the tests.
+        model=ModelConfig(**{"path": str(model), "dtype": "float32", "weight_cache": False, **chosen}),
         cache=CacheConfig(**cache),
         scheduler=SchedulerConfig(**scheduler),
         seed=0,
         # Tiny models gain nothing from threads, and lose much to them on a busy machine.
-        num_threads=1,
+        num_threads=options.pop("num_threads", 1),
         check=options.pop("check", True),
         **options,
     )
@@ -81,6 +84,7 @@ def run_all(
             answer = answers[update.request_id][update.index]
             answer.token_ids.extend(update.token_ids)
             answer.logprobs.extend(update.logprobs or ())
+            answer.prompt_logprobs.extend(update.prompt_logprobs or ())
             answer.finish_reason = update.finish_reason
             answer.error = update.error
             answer.num_cached = update.num_cached_tokens

@@ -21,14 +21,15 @@ def test_greedy_tokens_equal_generate(kind, tmp_path):
     rng = random.Random(5)
     prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in (1, 9, 40)]
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    ours = [
-        a.token_ids
-        for a in run(make_engine(folder, block_size=4, max_num_batched_tokens=16), prompts, params)
-    ]
+    ours = {}
+    for backend in ("reference", "cpu"):
+        engine = make_engine(folder, block_size=4, max_num_batched_tokens=16, attention_backend=backend)
+        ours[backend] = [answer.token_ids for answer in run(engine, prompts, params)]
 
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     reference.generation_config.eos_token_id = None
-    for prompt, tokens in zip(prompts, ours, strict=True):
+    assert ours["reference"] == ours["cpu"]
+    for prompt, tokens in zip(prompts, ours["cpu"], strict=True):
         whole = reference.generate(
             torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
         )
