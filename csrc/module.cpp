@@ -49,8 +49,7 @@ void pack_array(Machine& machine, int kept, const ConstBytes2& raw, int inputs, 
     const Packing p = packing_of(Format(format), has_minimum, interleaved, w.outputs, inputs);
     check(int64_t(data.size()) == p.panels * p.panel_bytes, "data has the wrong size");
     check(p.format < Format::GROUP8 || inputs % GROUP == 0, "grouped formats need inputs in whole groups");
-    check(p.format < Format::GROUP8 || has_minimum || (p.format == Format::GROUP8 ? w.kept == Kept::Q8_0 : w.kept == Kept::Q4_0),
-          "grouped formats without minima only take blocks that have none");
+    check(p.format != Format::GROUP4 || has_minimum || w.kept == Kept::Q4_0, "4-bit codes without minima are only taken as is");
     check(p.format != Format::INT8 || (int64_t(scales.size()) == p.panels * PANEL && sums.size() == scales.size()),
           "scales and sums have the wrong size");
     nb::gil_scoped_release release;

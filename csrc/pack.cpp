@@ -163,6 +163,18 @@ float squared_error(const float* x, float scale, float minimum, int most) {
     return error;
 }
 
+// Without a minimum: codes around the offset of 128, the greatest magnitude at 127 from it.
+void quantise_around_zero(const Packing& p, const float* x, const GroupPlace& at) {
+    float most = 0;
+    for (int i = 0; i < GROUP; i++) most = std::max(most, std::fabs(x[i]));
+    *at.scale = to_f16(most / 127.0f);
+    const float scale = from_f16(*at.scale);
+    for (int i = 0; i < GROUP; i++) {
+        const float code = scale > 0 ? std::clamp(std::nearbyint(x[i] / scale), -128.0f, 127.0f) : 0.0f;
+        put_code(p.format, at, i, int(code) + 128);
+    }
+}
+
 // Scale and minimum of a group: the range of its values, or a slightly narrower one where that leaves less error in all.
 void quantise_group(const Packing& p, const float* x, const GroupPlace& at) {
     const int most = p.format == Format::GROUP4 ? 15 : 255;
@@ -204,7 +216,7 @@ void pack_grouped(const Weights& w, const Packing& p, int row, char* panel, int 
         if (as_is)
             take_block(p, w.kept, w.data + row * w.row_bytes + g * block_bytes(w.kept), at);
         else
-            quantise_group(p, values + g * GROUP, at);
+            p.has_minimum ? quantise_group(p, values + g * GROUP, at) : quantise_around_zero(p, values + g * GROUP, at);
     }
 }
 

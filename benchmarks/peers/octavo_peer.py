@@ -13,9 +13,14 @@ from peer import Place, Start
 
 
 class Octavo:
-    name = "octavo"
+    """quantization: how it keeps its weights, beyond what `--octavo-args` says."""
+
     venv_name = ""
     extra_body: Mapping[str, Any] = {}
+
+    def __init__(self, quantization: str = "none") -> None:
+        self.name = "octavo" if quantization == "none" else f"octavo-{quantization}"
+        self._flags = [] if quantization == "none" else ["--quantization", quantization]
 
     def install(self, place: Place) -> None:
         """Nothing: it is what runs the driver."""
@@ -29,4 +34,4 @@ class Octavo:
 
     def start(self, place: Place, port: int) -> Start:
         command = [sys.executable, "-m", "octavo.cli", "serve", str(place.gguf), "--port", str(port)]
-        return Start(command=[*command, *place.octavo_flags], ready_path="/v1/models")
+        return Start(command=[*command, *self._flags, *place.octavo_flags], ready_path="/v1/models")

@@ -9,5 +9,14 @@ from transformers_peer import Transformers
 from vllm_cpu import VllmCpu
 
 PEERS: dict[str, ServerPeer | OfflinePeer] = {
-    peer.name: peer for peer in (Octavo(), VllmCpu(), LlamaCpp(), LlamaCpp(same_gguf=True), Transformers())
+    peer.name: peer
+    for peer in (
+        Octavo(),
+        Octavo("int8"),
+        Octavo("native"),
+        VllmCpu(),
+        LlamaCpp(),
+        LlamaCpp(same_gguf=True),
+        Transformers(),
+    )
 }

@@ -140,7 +140,7 @@ def _matrices(spec: ModelSpec, source: WeightSource, number: Number, quantizatio
             outputs,
             inputs,
             kinds=kinds,
-            is_head=key == "head",
+            role=key.rpartition(".")[2],
             interleaved=interleaved,
         )
         used_natively |= quantization == "native" and plan.format > 2

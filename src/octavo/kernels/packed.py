@@ -4,7 +4,8 @@ A plan of all arrays is made first, from shapes alone, so that they can lie in o
 (`weights/packed_cache.py`); filling them and putting matrices together are separate steps.
 
     none     weights in the numbers of the activations (float32 or bfloat16)
-    int8     signed bytes with one scale per output; inputs become bytes with one scale per row, as they come
+    int8     8-bit codes with a scale per 32 inputs, which become bytes with a scale per 32 as they come; the projection out of
+             attention keeps signed bytes with one scale per output, and its inputs have one scale per row
     int4     4-bit codes with a scale and a minimum per 32 inputs; the head keeps 8 bits
     native   what a GGUF file holds, for Q4_0, Q4_1 and Q8_0; other types are kept as with `none`
 """
@@ -97,16 +98,20 @@ def plan_matrix(
     inputs: int,
     *,
     kinds: set[str],
-    is_head: bool = False,
+    role: str = "",
     interleaved: bool = False,
 ) -> MatrixPlan:
-    """How to keep a matrix. kinds: the GGUF types of the tensors it is stacked from (empty for other checkpoints)."""
+    """How to keep a matrix. kinds: the GGUF types of the tensors it is stacked from (empty for other checkpoints).
+
+    role: "qkv", "output", "gate_up", "down" or "head". What was measured for each: docs/quantization.md.
+    """
     plain = Format.BFLOAT16 if number is Number.BFLOAT16 else Format.FLOAT32
     chosen: tuple[Format, bool, int] = (plain, False, 0)
     if quantization == "int8":
-        chosen = (Format.INT8, False, 0)
+        grouped = role != "output" and inputs % GROUP == 0
+        chosen = (Format.GROUP8, False, 128) if grouped else (Format.INT8, False, 0)
     elif quantization == "int4" and inputs % GROUP == 0:
-        chosen = (Format.GROUP8 if is_head else Format.GROUP4, True, 0)
+        chosen = (Format.GROUP8 if role == "head" else Format.GROUP4, True, 0)
     elif quantization == "native" and len(kinds) == 1:
         chosen = _NATIVE.get(next(iter(kinds)), chosen)
     return MatrixPlan(outputs, inputs, *chosen, interleaved=interleaved)

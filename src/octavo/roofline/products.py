@@ -44,13 +44,13 @@ SHAPES = (
     Shape("1B up: 2,048 -> 8,192", 2048, 8192),
 )
 NUM_ROWS = (1, 4, 16, 64, 512)
-# Name, format, whether groups have a minimum.
+# Name, format, whether groups have a minimum, what codes stand above their values.
 FORMATS = (
-    ("float32", Format.FLOAT32, False),
-    ("bfloat16", Format.BFLOAT16, False),
-    ("int8", Format.INT8, False),
-    ("8-bit groups", Format.GROUP8, True),
-    ("4-bit groups", Format.GROUP4, True),
+    ("float32", Format.FLOAT32, False, 0),
+    ("bfloat16", Format.BFLOAT16, False, 0),
+    ("int8", Format.INT8, False, 0),
+    ("8-bit groups", Format.GROUP8, False, 128),
+    ("4-bit groups", Format.GROUP4, True, 0),
 )
 
 
@@ -58,10 +58,8 @@ def measure_products(machine: Machine, limits: Limits, seconds: float) -> Iterat
     """All shapes, formats and numbers of rows, each for so many seconds."""
     for shape in SHAPES:
         weights = np.random.default_rng(0).standard_normal((shape.outputs, shape.inputs), np.float32)
-        for name, format, has_minimum in FORMATS:
-            plan = MatrixPlan(
-                shape.outputs, shape.inputs, format, has_minimum=has_minimum, interleaved=shape.gated
-            )
+        for name, format, has_minimum, offset in FORMATS:
+            plan = MatrixPlan(shape.outputs, shape.inputs, format, has_minimum, offset, shape.gated)
             matrices = _copies(machine, plan, weights, matrices_beyond(limits.cache_bytes, plan.data_bytes))
             for num_rows in NUM_ROWS:
                 yield _measure(machine, limits, seconds, shape, name, plan, matrices, num_rows)
