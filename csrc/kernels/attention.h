@@ -182,6 +182,17 @@ static void open_chunk(const Cache& c, const int32_t* blocks, int kv_head, Chunk
     blank_hidden_values(c, chunk, s.values_in_order, s.key_scales);
 }
 
+// Asks for what will be read soon: the keys of the next tiles and the values of these. Blocks lie anywhere in the pool, so the
+// hardware, which follows streams within a page, would wait for each.
+OCTAVO_INLINE void fetch_ahead(const Cache& c, const Chunk& chunk, int tile, int tiles) {
+    const int64_t tile_bytes = int64_t(TILE) * c.head_size * bytes_of(c.number);
+    for (int t = tile; t < tile + tiles && t < chunk.num_tiles; t++) {
+        for (int64_t at = 0; at < tile_bytes; at += 64) __builtin_prefetch(chunk.values[t] + at);
+        if (t + tiles >= chunk.num_tiles) continue;
+        for (int64_t at = 0; at < tile_bytes; at += 64) __builtin_prefetch(chunk.keys[t + tiles] + at);
+    }
+}
+
 // scores [rows, CHUNK] = queries * keys.
 template <class Kind>
 static void score(const Cache& c, const Chunk& chunk, const char* queries, int rows, float* scores) {
@@ -191,6 +202,7 @@ static void score(const Cache& c, const Chunk& chunk, const char* queries, int r
     for_row_tiles(rows, Kind::MR, [&](int first, int count) {
         with_rows<Kind::MR>(count, [&]<int MR>() {
             for (int v = 0; v < chunk.num_tiles * PER_TILE; v += NV) {
+                if (first == 0 && v % PER_TILE == 0) fetch_ahead(c, chunk, v / PER_TILE, PER_TILE < NV ? NV / PER_TILE : 1);
                 vf sums[MR][NV];
                 const char* at[NV];
                 for (int j = 0; j < NV; j++) at[j] = chunk.keys[(v + j) / PER_TILE] + (v + j) % PER_TILE * W * 4;

@@ -80,6 +80,7 @@ static void prepare_row(const float* x, int n, Format format, char* out, float* 
             int i = 0;
             for (; i + W <= n; i += W) store_bf16(to + i, load(x + i));
             for (; i < n; i++) to[i] = to_bf16(x[i]);
+            if (n % 2) to[n] = 0;  // the other half of the last word: what lay there might be no number
             break;
         }
         case Format::INT8: {

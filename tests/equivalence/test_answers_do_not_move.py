@@ -43,16 +43,7 @@ def _prompts() -> list[list[int]]:
 PROMPTS = _prompts()
 
 
-# What the bytes are depends on what the process did before, so this passes now and then.
-BUG_SCALES = pytest.mark.xfail(
-    strict=False,
-    reason="BUG: int8 caches read scales that nobody wrote (csrc/kernels/attention.h, soften): 0 * NaN",
-)
-
-
-@pytest.fixture(
-    scope="module", params=[pytest.param(b, marks=BUG_SCALES if b == "int8 cache" else ()) for b in BACKENDS]
-)
+@pytest.fixture(scope="module", params=BACKENDS)
 def backend(request):
     return request.param
 

@@ -1,7 +1,7 @@
 """What quantisation costs in accuracy stays near what docs/quantization.md says: the packaged model on a little of its text.
 
 So few tokens cannot judge a format (the whole text does that: benchmarks/perplexity.py). They show when a kernel or a format
-got worse: bounds are about twice what was measured on these very tokens.
+got worse: int8 with one scale for a whole row, for one, changed the perplexity of these very tokens by 9 %.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BOUNDS = {
     "float32, KV int8": (0.5, 95),
     "bfloat16": (0.5, 95),
     "bfloat16, KV int8": (0.5, 93),
-    "int8": (12.0, 78),
-    "int8, KV int8": (12.0, 78),
+    "int8": (1.2, 90),
+    "int8, KV int8": (1.2, 90),
     "int4": (1.2, 90),
     "int4, KV int8": (1.2, 90),
     "native": (1.2, 90),

@@ -26,6 +26,7 @@ GROUPED = {
     "q8_0": (Format.GROUP8, False, 128),
     "group4": (Format.GROUP4, True, 0),
     "group8": (Format.GROUP8, True, 0),
+    "even8": (Format.GROUP8, False, 128),
 }
 PLAIN = {"float32": Format.FLOAT32, "bfloat16": Format.BFLOAT16}
 NAMES = (*PLAIN, "int8", *GROUPED)
@@ -66,6 +67,8 @@ def packed(name: str, weights: np.ndarray, *, interleaved: bool = False) -> Pack
     plan = MatrixPlan(outputs, inputs, form, minimum, offset, interleaved)
     if name in ("group4", "group8"):
         codes, scales, minima = quantised_groups(weights, 15 if name == "group4" else 255)
+    elif name == "even8":
+        codes, scales, minima = quantised_around_zero(weights)
     else:
         kind = gguf.GGMLQuantizationType[name.upper()]
         rows = Rows(Kept[name.upper()], np.ascontiguousarray(gguf.quants.quantize(weights, kind)), inputs)
@@ -160,6 +163,16 @@ def quantised_groups(weights: np.ndarray, most: int) -> tuple[np.ndarray, np.nda
         codes = np.clip(np.rint((x - minima[..., None]) / scales[..., None]), 0, most)
     codes = np.where(scales[..., None] > 0, codes, 0)
     return codes.astype(np.int32).reshape(weights.shape), scales, minima
+
+
+def quantised_around_zero(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes from -128 to 127, scales and minima, all of them 0, of float32 [N, K]."""
+    x = weights.reshape(len(weights), -1, GROUP)
+    scales = _half(np.abs(x).max(-1) / F32(127))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = np.clip(np.rint(x / scales[..., None]), -128, 127)
+    codes = np.where(scales[..., None] > 0, codes, 0)
+    return codes.astype(np.int32).reshape(weights.shape), scales, np.zeros_like(scales)
 
 
 def _squared_error(x: np.ndarray, scale: np.ndarray, minimum: np.ndarray, most: int) -> np.ndarray:

@@ -58,7 +58,7 @@ def test_every_kernel_is_measured_and_judged(small: None, isa: str, tmp_path: Pa
     assert record["limits"]["read_bytes"] > 0 and record["limits"]["copy_bytes"] > 0
     measured = {(k["kernel"], k["case"], k["numbers"], k["num_rows"]): k for k in record["kernels"]}
     assert len(measured) == len(record["kernels"])
-    for numbers, _, _ in products.FORMATS:
+    for numbers, *_ in products.FORMATS:
         for shape in SHAPES:
             for num_rows in (1, 5):
                 product = measured["product", shape.name, numbers, num_rows]

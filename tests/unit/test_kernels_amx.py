@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kv_worlds import Pool, World, make_world, native_attention, same_bits, wanted
+from kv_worlds import GARBAGE, Pool, World, make_world, native_attention, same_bits, wanted
 from native_machines import ISAS, ROUND_BFLOAT16, machine
 from octavo.errors import ConfigError
 from octavo.kernels.library import choose_isa, instruction_sets, load
@@ -180,12 +180,11 @@ def test_attention_is_the_same_to_the_bit_in_any_batch_and_blocks_on_any_threads
 ) -> None:
     world = make_world(LENGTHS, heads=(6, 2, head_size), window=window)
     kinds = {"isa": isa, "number": Number.BFLOAT16, "quantised": int8}
-    garbage = 0 if int8 else 0xFF  # bytes that nobody wrote
     whole = native_attention(world, **kinds)
     for i, theirs in enumerate(whole):
         assert native_attention(world.only([i]), **kinds)[0].tobytes() == theirs.tobytes()
     for size, threads in ((1, 1), (8, 2), (16, 3), (32, 2), (128, 1)):
-        again = native_attention(replace(world, block_size=size), threads=threads, garbage=garbage, **kinds)
+        again = native_attention(replace(world, block_size=size), threads=threads, garbage=GARBAGE, **kinds)
         assert same_bits(again, whole), (size, threads)
     _assert_cut_prompts_are_the_same(world, whole, kinds)
 

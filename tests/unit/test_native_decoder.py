@@ -166,13 +166,15 @@ def test_quantised_decoders_compute_the_model_of_their_rounded_weights(
     def rounded(name: str, weights: torch.Tensor) -> torch.Tensor:
         if weights.dim() == 1 or "embed" in name:
             return weights
-        grouped = "group8" if name == "lm_head.weight" else "group4"
-        values = packed("int8" if quantization == "int8" else grouped, weights.numpy()).values
-        return torch.from_numpy(values).float()
+        if quantization == "int8":
+            form = "int8" if ".o_proj." in name else "even8"
+        else:
+            form = "group8" if name == "lm_head.weight" else "group4"
+        return torch.from_numpy(packed(form, weights.numpy()).values).float()
 
     expected = torch_logits(changed(origin, tmp_path / "rounded", rounded), prompt)
     decoder = native_decoder(origin, isa=isa, quantization=quantization)
-    # Again only activations are rounded besides: by rows for int8, by groups of 32 for int4.
+    # Again only activations are rounded besides.
     assert 0 < distance(NativeSteps(decoder, [prompt]).run()[0], expected) <= 0.04
 
 
@@ -212,10 +214,6 @@ def test_sizes_that_fill_no_whole_panels(overrides: dict[str, int], folder_of: F
                 assert distance(got, expected) <= FURTHEST[variant], (variant, isa)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="BUG: half a word behind an odd row of bfloat16 holds old bytes (csrc/decoder.cpp, norm_phase): 0 * NaN",
-)
 def test_odd_rows_of_bfloat16_beside_rows_of_bytes(folder_of: Folders) -> None:
     folder = folder_of("qwen3", hidden_size=65, head_dim=16)
     prompt, number = prompts((140,))[0], Number.BFLOAT16

@@ -4,8 +4,8 @@ A plan of all arrays is made first, from shapes alone, so that they can lie in o
 (`weights/packed_cache.py`); filling them and putting matrices together are separate steps.
 
     none     weights in the numbers of the activations (float32 or bfloat16)
-    int8     8-bit codes with a scale per 32 inputs, which become bytes with a scale per 32 as they come; the projection out of
-             attention keeps signed bytes with one scale per output, and its inputs have one scale per row
+    int8     8-bit codes with a scale per 32 inputs, which become bytes with a scale per 32 as they come; the projection out
+             of attention keeps signed bytes with one scale per output, and its inputs have one scale per row
     int4     4-bit codes with a scale and a minimum per 32 inputs; the head keeps 8 bits
     native   what a GGUF file holds, for Q4_0, Q4_1 and Q8_0; other types are kept as with `none`
 """

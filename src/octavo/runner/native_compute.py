@@ -7,9 +7,12 @@ Memory is reserved, not touched: the operating system gives pages as blocks are 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from octavo.kernels.decoder import NativeDecoder
@@ -57,12 +60,19 @@ class NativeCompute:
         return self._decoder.best(rows)
 
 
+def _reserved(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Memory that is taken when it is touched, in huge pages where the system has them: blocks lie anywhere in it."""
+    memory = mmap.mmap(-1, max(num_bytes, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8, num_bytes)
+
+
 def _pool(
     spec: ModelSpec, layout: KVLayout, num_blocks: int, number: Number, quantised: bool, share: bool
 ) -> Any:
-    memory = torch.empty(num_blocks * layout.block_bytes, dtype=torch.uint8)
     return load().make_pool(
-        memory.numpy(),
+        _reserved(num_blocks * layout.block_bytes),
         num_blocks,
         spec.num_layers,
         spec.num_kv_heads,
