@@ -7,13 +7,13 @@ Tables name blocks in no order, as those of an engine that has been at work for 
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from octavo.kernels.library import load
 from octavo.kernels.machine import Machine
@@ -92,8 +92,11 @@ def make_pool(numbers: Numbers, num_blocks: int, num_layers: int, *, share: bool
     """A native pool that is full of random keys and values."""
     unit = _random_head(numbers)
     count = num_blocks * num_layers * NUM_KV_HEADS
-    # Plain memory, as the engine's own pools.
-    memory = torch.empty(count * len(unit), dtype=torch.uint8).numpy()
+    # In huge pages, as the engine's own pools (runner/native_compute.py).
+    mapping = mmap.mmap(-1, count * len(unit))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(mapping, np.uint8)
     memory.reshape(count, len(unit))[:] = unit
     return load().make_pool(
         memory,
