@@ -111,11 +111,12 @@ def _once_a_repeat(runs: Sequence[Record], peer: str) -> list[float]:
 
 
 def _ratios(runs: Sequence[Record], peers: Sequence[str]) -> Iterator[str]:
-    """The first peer's throughput against the best of the others, case by case."""
-    if len(peers) < 2:
+    """The throughput of the first peer, and of its variants (name-...), against the best of the others, case by case."""
+    ours = [peer for peer in peers if peer == peers[0] or peer.startswith(f"{peers[0]}-")]
+    if len(ours) == len(peers):
         return
     yield ""
-    yield f"Output tokens/s of {peers[0]}, median, over the best other's median:"
+    yield f"Output tokens/s of {' and '.join(ours)}, median, over the best other's median:"
     yield ""
     for case in cases_of(runs):
         medians = {
@@ -123,10 +124,11 @@ def _ratios(runs: Sequence[Record], peers: Sequence[str]) -> Iterator[str]:
             for peer in peers
             if (values := figures(runs, case, peer, output_rate))
         }
-        others = {peer: value for peer, value in medians.items() if peer != peers[0] and value > 0}
-        if peers[0] in medians and others:
+        others = {peer: value for peer, value in medians.items() if peer not in ours and value > 0}
+        if others:
             best = max(others, key=others.__getitem__)
-            yield f"- {case}: {medians[peers[0]] / others[best]:.2f} (over {best})"
+            ratios = [f"{medians[peer] / others[best]:.2f}" for peer in ours if peer in medians]
+            yield f"- {case}: {', '.join(ratios)} (over {best})"
 
 
 def _several(values: Sequence[float], digits: int) -> str:
