@@ -1,8 +1,10 @@
 // Kernels and the machine's limits, timed: what `octavo bench kernels` measures with. Nothing here serves requests.
 //
 // A kernel is run as the decoder runs it, in phases of one job of all threads, on inputs that are ready; what is timed is a
-// round of such phases. Seconds come back for each round, so that the caller can tell the undisturbed from the disturbed.
+// round of such phases. Between rounds memory itself is timed, reading or copying: on a machine that is shared with others its
+// rate may double or halve within a second. Both come back for each round.
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -20,87 +22,90 @@ namespace octavo {
 
 namespace {
 
-// Seconds of each round of so many as fit into `seconds`, at least three, after one that is not counted.
-template <class Round>
-std::vector<double> time_rounds(double seconds, Round&& round) {
-    using Clock = std::chrono::steady_clock;
-    auto since = [](Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); };
+// Seconds of each round, and the rate of memory beside it in bytes per second.
+using Rounds = std::pair<std::vector<double>, std::vector<double>>;
+
+template <class Work>
+double time_of(Work&& work) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// So many rounds as fit into `seconds`, at least three, after one that is not counted. beside(round): a rate.
+template <class Round, class Beside>
+Rounds time_rounds(double seconds, Round&& round, Beside&& beside) {
+    Rounds each;
     round(0);
-    std::vector<double> each;
-    const Clock::time_point began = Clock::now();
-    for (int i = 1; i <= 3 || since(began) < seconds; i++) {
-        const Clock::time_point start = Clock::now();
-        round(i);
-        each.push_back(since(start));
+    double past = 0;
+    for (int i = 1; i <= 3 || past < seconds; i++) {
+        past += time_of([&] { each.second.push_back(beside(i)); });
+        each.first.push_back(time_of([&] { round(i); }));
+        past += each.first.back();
     }
     return each;
 }
 
 // ---- limits
 
-void to_rates(std::vector<double>* seconds, double amount) {
-    for (double& each : *seconds) each = amount / each;
-}
-
 // Operations per second on registers, of all threads together, in each round.
 std::vector<double> peak_rates(Machine& machine, int format, double seconds) {
     constexpr int64_t TIMES = 200'000;  // about a millisecond
     std::vector<int64_t> operations(machine.team.size());
     nb::gil_scoped_release release;
-    std::vector<double> rates = time_rounds(seconds, [&](int) {
+    auto round = [&](int) {
         machine.team.run([&](int thread) { operations[thread] = machine.kernels.peak(Format(format), TIMES); });
-    });
-    to_rates(&rates, double(operations[0]) * machine.team.size());
-    return rates;
-}
-
-// Pieces of a buffer that a round goes through; the next round goes on from there. A round is short, so that some are not
-// interrupted on a machine that does other things too.
-constexpr int64_t PIECE = 1 << 20;
-constexpr int PIECES_OF_ROUND = 16;
-
-// Calls f(offset of a piece) for the pieces of a round, on all threads.
-template <class F>
-void for_pieces(Machine& machine, int64_t bytes, int round, F&& f) {
-    const int64_t pieces = bytes / PIECE;
-    machine.team.run([&](int) {
-        machine.team.share(PIECES_OF_ROUND, [&](int i) { f((int64_t(round) * PIECES_OF_ROUND + i) % pieces * PIECE); });
-    });
-}
-
-// Bytes per second read from a buffer, by all threads together.
-std::vector<double> read_rates(Machine& machine, int64_t bytes, double seconds) {
-    check(bytes >= PIECE, "too few bytes");
-    const Buffer buffer(bytes);
-    nb::gil_scoped_release release;
-    std::vector<double> rates = time_rounds(seconds, [&](int round) {
-        for_pieces(machine, bytes, round, [&](int64_t at) { machine.kernels.read_all(buffer.data() + at, PIECE); });
-    });
-    to_rates(&rates, double(PIECES_OF_ROUND * PIECE));
+    };
+    std::vector<double> rates = time_rounds(seconds, round, [](int) { return 0.0; }).first;
+    for (double& rate : rates) rate = double(operations[0]) * machine.team.size() / rate;
     return rates;
 }
 
 // Around the caches: a cache would first read what is then written over.
-void copy_piece(char* to, const char* from) {
+void copy_piece(char* to, const char* from, int64_t bytes) {
 #if defined(__x86_64__)
-    for (int64_t i = 0; i < PIECE; i += 16)
+    for (int64_t i = 0; i < bytes; i += 16)
         _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_load_si128(reinterpret_cast<const __m128i*>(from + i)));
     _mm_sfence();
 #else
-    std::memcpy(to, from, size_t(PIECE));
+    std::memcpy(to, from, size_t(bytes));
 #endif
 }
 
-// Bytes per second read and written when a buffer is copied, by all threads together.
-std::vector<double> copy_rates(Machine& machine, int64_t bytes, double seconds) {
-    check(bytes >= PIECE, "too few bytes");
-    const Buffer from(bytes), to(bytes);
-    nb::gil_scoped_release release;
-    std::vector<double> rates = time_rounds(seconds, [&](int round) {
-        for_pieces(machine, bytes, round, [&](int64_t at) { copy_piece(to.data() + at, from.data() + at); });
-    });
-    to_rates(&rates, 2.0 * double(PIECES_OF_ROUND * PIECE));
-    return rates;
+// Memory to be read and copied for comparison. A round goes through a part of it, the next round through the next part; so a
+// round is short, and some are not interrupted on a machine that does other things too.
+struct Stream {
+    static constexpr int64_t PIECE = 1 << 20;
+    static constexpr int PIECES = 16;
+
+    explicit Stream(int64_t bytes) : pieces(bytes / PIECE), from(pieces * PIECE), to(pieces * PIECE) {}
+
+    const int64_t pieces;
+    const Buffer from, to;
+
+    // Bytes per second of one round, all threads together.
+    double read(Machine& machine, int round) const {
+        return rate(machine, round, 1, [&](int64_t at) { machine.kernels.read_all(from.data() + at, PIECE); });
+    }
+    double copy(Machine& machine, int round) const {
+        return rate(machine, round, 2, [&](int64_t at) { copy_piece(to.data() + at, from.data() + at, PIECE); });
+    }
+
+private:
+    template <class F>
+    double rate(Machine& machine, int round, int times, F&& f) const {
+        const double seconds = time_of([&] {
+            machine.team.run([&](int) {
+                machine.team.share(PIECES, [&](int i) { f((int64_t(round) * PIECES + i) % pieces * PIECE); });
+            });
+        });
+        return double(times * PIECES * PIECE) / seconds;
+    }
+};
+
+std::unique_ptr<Stream> make_stream(int64_t bytes) {
+    check(bytes >= Stream::PIECE, "too few bytes");
+    return std::make_unique<Stream>(bytes);
 }
 
 // ---- kernels
@@ -124,8 +129,8 @@ struct Prepared {
 
 // Products of x [M, K] with matrices of one shape and format in turn, `per_round` of them each round: give enough of them,
 // and none is in a cache when its turn comes. number: what SILU writes.
-std::vector<double> time_products(Machine& machine, const nb::list& list, const ConstFloats2& x, int number, int per_round,
-                                  double seconds) {
+Rounds time_products(Machine& machine, const Stream& stream, const nb::list& list, const ConstFloats2& x, int number,
+                     int per_round, double seconds) {
     std::vector<const PackedMatrix*> matrices;
     for (nb::handle entry : list) matrices.push_back(nb::cast<const PackedMatrix*>(entry));
     check(!matrices.empty() && per_round > 0 && x.shape(0) > 0, "nothing to multiply");
@@ -143,20 +148,20 @@ std::vector<double> time_products(Machine& machine, const nb::list& list, const 
     const Buffer out(int64_t(rows) * first.panels * PANEL * 4);
     const Finish finish = matrices[0]->interleaved ? Finish::SILU : Finish::STORE;
     nb::gil_scoped_release release;
-    return time_rounds(seconds, [&](int round) {
+    auto products = [&](int round) {
         machine.team.run([&](int thread) {
             for (int i = 0; i < per_round; i++) {
                 const Matrix& m = matrices[(size_t(round) * per_round + i) % matrices.size()]->matrix;
                 machine.product({&m, ready.rows(), rows, finish, Number(number), out.data(), int64_t(m.panels) * PANEL * 4}, thread);
             }
         });
-    });
+    };
+    return time_rounds(seconds, products, [&](int round) { return stream.read(machine, round); });
 }
 
-// Attention of queries [T, H, D] over the layers of a pool in turn, one each round. Returns also how many reads of chunks
-// were shared in each.
-std::pair<std::vector<double>, int64_t> time_attention(Machine& machine, const BlockPool& pool, int num_kv_heads, int number,
-                                                       const nb::list& items, const ConstFloats3& queries, double seconds) {
+// Attention of queries [T, H, D] over the layers of a pool in turn, one each round.
+Rounds time_attention(Machine& machine, const Stream& stream, const BlockPool& pool, int num_kv_heads, int number,
+                      const nb::list& items, const ConstFloats3& queries, double seconds) {
     const int64_t T = queries.shape(0), H = queries.shape(1), D = queries.shape(2), of_row = H * D;
     StepItems step;
     std::vector<int32_t> token_ids, positions;
@@ -175,20 +180,20 @@ std::pair<std::vector<double>, int64_t> time_attention(Machine& machine, const B
         machine.kernels.prepare_row(queries.data() + t * of_row, int(of_row), as, ready.data() + t * of_row * bytes, nullptr, nullptr);
     const int layers = int(pool.pool.block_bytes / pool.pool.layer_bytes);
     nb::gil_scoped_release release;
-    std::vector<double> each = time_rounds(seconds, [&](int round) {
+    auto attend = [&](int round) {
         Attention a = attention_over(pool, round % layers, int(H), num_kv_heads, int(D), number);
         a.scale = 1.0f / 8;
         a.positions = positions.data();
         a.queries = ready.data(), a.out = out.data(), a.out_stride = of_row * bytes;
         a.partials = reinterpret_cast<float*>(partials.data()), a.partial_of = plan.partial_of().data();
         machine.team.run([&](int thread) { machine.attention(a, plan.tasks(), plan.folded_tokens(), thread); });
-    });
-    return {each, plan.shared_reads()};
+    };
+    return time_rounds(seconds, attend, [&](int round) { return stream.read(machine, round); });
 }
 
 // Rotation of q and k, and the write of k and v into layer 0 of a pool, for qkv [T, (H + 2 KH) * D].
-std::vector<double> time_rotation(Machine& machine, BlockPool& pool, int num_heads, int num_kv_heads, int number,
-                                  const ConstFloats2& qkv, const Array<const int64_t, 1>& slots, double seconds) {
+Rounds time_rotation(Machine& machine, const Stream& stream, BlockPool& pool, int num_heads, int num_kv_heads, int number,
+                     const ConstFloats2& qkv, const Array<const int64_t, 1>& slots, double seconds) {
     const int64_t T = qkv.shape(0), D = int64_t(qkv.shape(1)) / (num_heads + 2 * num_kv_heads);
     check(int64_t(slots.size()) == T, "qkv and slots do not belong together");
     for (int64_t t = 0; t < T; t++)
@@ -200,18 +205,20 @@ std::vector<double> time_rotation(Machine& machine, BlockPool& pool, int num_hea
                             ones.data(), zeros.data(), slots.data(), qkv.data(), int64_t(qkv.shape(1)), queries.data()};
     machine.reserve_scratch(int(D), D);
     nb::gil_scoped_release release;
-    return time_rounds(seconds, [&](int) {
+    auto rotate = [&](int) {
         machine.team.run([&](int thread) {
             float* scratch = reinterpret_cast<float*>(machine.scratch[thread].data());
             machine.rows(int(T), [&](int first, int end) {
                 for (int row = first; row < end; row++) machine.kernels.rotate_row(rotation, row, scratch);
             });
         });
-    });
+    };
+    return time_rounds(seconds, rotate, [&](int round) { return stream.copy(machine, round); });
 }
 
 // The norm of rows [T, n] and their conversion to what a matrix of `format` wants.
-std::vector<double> time_norm(Machine& machine, const ConstFloats2& x, const ConstFloats1& weight, int format, double seconds) {
+Rounds time_norm(Machine& machine, const Stream& stream, const ConstFloats2& x, const ConstFloats1& weight, int format,
+                 double seconds) {
     const int64_t T = x.shape(0), n = x.shape(1);
     check(int64_t(weight.size()) == n && n % GROUP == 0, "the weight does not fit the rows");
     Matrix next{};
@@ -220,7 +227,7 @@ std::vector<double> time_norm(Machine& machine, const ConstFloats2& x, const Con
     const Prepared ready(next, T);
     machine.reserve_scratch(64, n);
     nb::gil_scoped_release release;
-    return time_rounds(seconds, [&](int) {
+    auto norm = [&](int) {
         machine.team.run([&](int thread) {
             float* scratch = reinterpret_cast<float*>(machine.scratch[thread].data());
             machine.rows(int(T), [&](int first, int end) {
@@ -231,15 +238,24 @@ std::vector<double> time_norm(Machine& machine, const ConstFloats2& x, const Con
                 }
             });
         });
-    });
+    };
+    return time_rounds(seconds, norm, [&](int round) { return stream.copy(machine, round); });
 }
 
 }  // namespace
 
 void bind_timing(nb::module_& m) {
     m.def("peak_rates", &peak_rates);
-    m.def("read_rates", &read_rates);
-    m.def("copy_rates", &copy_rates);
+    nb::class_<Stream>(m, "Stream");
+    m.def("make_stream", &make_stream);
+    m.def("read_rate", [](Machine& machine, const Stream& stream, int round) {
+        nb::gil_scoped_release release;
+        return stream.read(machine, round);
+    });
+    m.def("copy_rate", [](Machine& machine, const Stream& stream, int round) {
+        nb::gil_scoped_release release;
+        return stream.copy(machine, round);
+    });
     m.def("time_products", &time_products);
     m.def("time_attention", &time_attention);
     m.def("time_rotation", &time_rotation);

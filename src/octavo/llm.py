@@ -12,6 +12,7 @@ The same engine, scheduler and text handling as the server's, driven by a plain 
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from octavo.text.chat_template import render_chat
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.locate import DEFAULT_MODEL, default_served_name, locate_model
 from octavo.weights.tokenizer_files import prepare_tokenizer
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Conversation = Sequence[Mapping[str, Any]]
@@ -123,6 +126,8 @@ class LLM:
     def _open(self, config: EngineConfig) -> None:
         self.tokenizer = Tokenizer(prepare_tokenizer(config.model.path))
         self.engine, self.facts = build_engine(config)
+        if self.facts.note:
+            logger.warning("%s", self.facts.note)
         self._ids = itertools.count()
         # Updates of each request under way that nobody has taken yet: whoever makes a step makes it for all.
         self._inboxes: dict[str, list[SequenceUpdate]] = {}

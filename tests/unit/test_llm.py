@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.kernels import library
 from served_model import tiny_served_model
 
 
@@ -17,6 +18,16 @@ def llm(tmp_path_factory):
         num_threads=1,
         check=True,
     )
+
+
+def test_a_fallback_to_plain_torch_is_said_once(tmp_path, monkeypatch, caplog):
+    def load():
+        raise ImportError("no compiler was there")
+
+    monkeypatch.setattr(library, "load", load)
+    LLM(str(tiny_served_model(tmp_path / "tiny")), dtype="float32", num_blocks=16, num_threads=1)
+    said = [record.message for record in caplog.records if record.name == "octavo.llm"]
+    assert len(said) == 1 and "no compiler was there" in said[0]
 
 
 def test_results_come_in_the_order_of_the_prompts(llm):

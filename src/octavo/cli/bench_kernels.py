@@ -13,13 +13,11 @@ from octavo.cli.terminal import say
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from octavo.kernels.machine import Machine
     from octavo.roofline.limits import Limits
     from octavo.roofline.measured import Judged, Measured
+    from octavo.roofline.workbench import Workbench
 
 PARTS = ("product", "attention", "rows", "torch")
-# Everything is judged by the limits, so they get the time of so many cases each.
-_LIMIT_CASES = 3
 
 
 def kernels(
@@ -54,6 +52,7 @@ def kernels(
     from octavo.kernels.machine import make_machine
     from octavo.roofline.disturbance import cpu_times, waited_ratio
     from octavo.roofline.report import print_report
+    from octavo.roofline.workbench import make_workbench
 
     parts = _parts(only)
     if save is not None:
@@ -67,7 +66,7 @@ def kernels(
     machine = make_machine(threads or usable_cpus(), isa)
     say(f"measuring {machine.isa} with {machine.num_threads} threads, {seconds:g} s a case")
     before = cpu_times()
-    limits, results = _measure(machine, seconds, parts)
+    limits, results = _measure(make_workbench(machine, seconds), parts)
     waited = waited_ratio(before, cpu_times())
     print_report(limits, results, waited)
     if save is not None:
@@ -83,7 +82,6 @@ def kernels(
                 {
                     **asdict(result.measured),
                     "multiplied_as": result.measured.multiplied_as.name.lower(),
-                    "limit_s": result.limit_s,
                     "bound": result.bound,
                     "ratio": result.ratio,
                 }
@@ -101,7 +99,7 @@ def _parts(only: list[str] | None) -> tuple[str, ...]:
     return tuple(only) if only else PARTS
 
 
-def _measure(machine: Machine, seconds: float, parts: tuple[str, ...]) -> tuple[Limits, list[Judged]]:
+def _measure(bench: Workbench, parts: tuple[str, ...]) -> tuple[Limits, list[Judged]]:
     """Everything that was asked for, judged by the limits as they were measured before or after it."""
     from octavo.roofline.attention import measure_attention
     from octavo.roofline.limits import measure_limits
@@ -110,15 +108,15 @@ def _measure(machine: Machine, seconds: float, parts: tuple[str, ...]) -> tuple[
     from octavo.roofline.rows import measure_rows
     from octavo.roofline.torch_gemm import measure_torch
 
-    limits = measure_limits(machine, _LIMIT_CASES * seconds)
+    limits = measure_limits(bench)
     results: list[Measured] = []
     if "product" in parts:
-        results += measure_products(machine, limits, seconds)
+        results += measure_products(bench)
     if "attention" in parts:
-        results += measure_attention(machine, limits, seconds)
+        results += measure_attention(bench)
     if "rows" in parts:
-        results += measure_rows(machine, limits, seconds)
+        results += measure_rows(bench)
     if "torch" in parts:
-        results += measure_torch(machine.num_threads, limits, seconds)
-    limits = limits.best_of(measure_limits(machine, _LIMIT_CASES * seconds))
+        results += measure_torch(bench)
+    limits = limits.best_of(measure_limits(bench))
     return limits, [judge(result, limits) for result in results]

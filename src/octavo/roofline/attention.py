@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels.library import load
-from octavo.kernels.machine import Machine
 from octavo.kernels.packed import Format, Number
-from octavo.roofline.limits import Limits
 from octavo.roofline.measured import Measured, summarise
+from octavo.roofline.workbench import Workbench
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 9, 3, 64, 16
 _KV_CACHES = 2
@@ -66,10 +65,10 @@ class Numbers:
 
 
 STEPS = (
-    Step("decode, 1 sequence of 4,096", 1, 1, 4096),
-    Step("decode, 1 sequence of 32,768", 1, 1, 32768),
-    Step("decode, 64 sequences of 512", 64, 1, 512),
-    Step("decode, 64 sequences of 1,024, 768 shared", 64, 1, 256, 768),
+    Step("decode, 1 of 4,096", 1, 1, 4096),
+    Step("decode, 1 of 32,768", 1, 1, 32768),
+    Step("decode, 64 of 512", 64, 1, 512),
+    Step("decode, 64 of 1,024, 768 shared", 64, 1, 256, 768),
     Step("the same, each reading all", 64, 1, 256, 768, share=False),
     Step("prefill, 512 new tokens at 0", 1, 512, 512),
     Step("prefill, 512 new tokens at 4,096", 1, 512, 4096 + 512),
@@ -81,11 +80,11 @@ NUMBERS = (
 )
 
 
-def measure_attention(machine: Machine, limits: Limits, seconds: float) -> Iterator[Measured]:
-    """All steps in all numbers, each for so many seconds."""
+def measure_attention(bench: Workbench) -> Iterator[Measured]:
+    """All steps in all numbers."""
     for step in STEPS:
         for numbers in NUMBERS:
-            yield _measure(machine, limits, seconds, step, numbers)
+            yield _measure(bench, step, numbers)
 
 
 def make_pool(numbers: Numbers, num_blocks: int, num_layers: int, *, share: bool = True) -> Any:
@@ -111,22 +110,29 @@ def make_pool(numbers: Numbers, num_blocks: int, num_layers: int, *, share: bool
     )
 
 
-def _measure(machine: Machine, limits: Limits, seconds: float, step: Step, numbers: Numbers) -> Measured:
+def _measure(bench: Workbench, step: Step, numbers: Numbers) -> Measured:
     fetched = step.kept_tokens * numbers.token_bytes
-    num_layers = min(_MOST_LAYERS, 1 + math.ceil(_KV_CACHES * limits.cache_bytes / fetched))
+    num_layers = min(_MOST_LAYERS, 1 + math.ceil(_KV_CACHES * bench.cache_bytes / fetched))
     pool = make_pool(numbers, -(-step.kept_tokens // BLOCK_SIZE), num_layers, share=step.share)
     queries = np.random.default_rng(0).standard_normal(
         (step.num_sequences * step.new, NUM_HEADS, HEAD_SIZE), np.float32
     )
-    rounds_s, _ = load().time_attention(
-        machine.handle, pool, NUM_KV_HEADS, int(numbers.number), _items(step), queries, seconds
+    rounds = load().time_attention(
+        bench.machine.handle,
+        bench.stream,
+        pool,
+        NUM_KV_HEADS,
+        int(numbers.number),
+        _items(step),
+        queries,
+        bench.seconds,
     )
     return summarise(
         "attention",
         step.name,
         numbers.name,
         step.num_sequences * step.new,
-        rounds_s,
+        rounds,
         moved_bytes=fetched,
         operations=4 * NUM_HEADS * HEAD_SIZE * step.pairs,
         multiplied_as=Format.BFLOAT16 if numbers.number is Number.BFLOAT16 else Format.FLOAT32,

@@ -1,4 +1,9 @@
-"""One kernel on one case: how long it took, and, given the limits of the machine, how long it must take."""
+"""One kernel on one case: how long it took, what memory could do meanwhile, and so how near it came to the limit.
+
+Memory is judged by medians of rounds that took turns, one of the kernel and one that only reads (or copies): whatever slowed
+memory down then slowed both. Computing is judged by the best round and the best rate on registers, which nothing slows down
+but a thread's losing its CPU.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +20,9 @@ class Measured:
     """kernel: "product", "attention", "norm" or "rotation". case: what it worked on. numbers: what it reads or writes.
 
     num_rows: rows of a product, new tokens else. seconds, median_s: of the best round, and of the one in the middle.
-    moved_bytes: what must come from memory; if `writes`, also what must go there. operations: those on numbers of the kind
-    that `multiplied_as` is multiplied as.
+    moved_bytes: what must come from memory, and, for kernels that are compared with copying, what must go there.
+    memory_rate: bytes per second of the rounds that took turns, the one in the middle. operations: those on numbers of the
+    kind that `multiplied_as` is multiplied as.
     """
 
     kernel: str
@@ -27,23 +33,18 @@ class Measured:
     median_s: float
     num_rounds: int
     moved_bytes: int
-    writes: bool
+    memory_rate: float
     operations: int
     multiplied_as: Format
 
 
 @dataclass(frozen=True)
 class Judged:
-    """limit_s: the least time of the kernel; bound: what sets it, "memory" or "compute"."""
+    """bound: what limits the kernel, "memory" or "compute". ratio: the share of that limit that it reached."""
 
     measured: Measured
-    limit_s: float
     bound: str
-
-    @property
-    def ratio(self) -> float:
-        """The share of the limit that was reached."""
-        return self.limit_s / self.measured.seconds
+    ratio: float
 
 
 def summarise(
@@ -51,16 +52,15 @@ def summarise(
     case: str,
     numbers: str,
     num_rows: int,
-    rounds_s: Sequence[float],
+    rounds: tuple[Sequence[float], Sequence[float]],
     *,
     per_round: int = 1,
     moved_bytes: int,
-    writes: bool = False,
     operations: int = 0,
     multiplied_as: Format = Format.FLOAT32,
 ) -> Measured:
-    """A result from the seconds of each round, in which the kernel ran `per_round` times."""
-    each = [seconds / per_round for seconds in rounds_s]
+    """A result from rounds: their seconds, and the rates of memory beside them. A round ran the kernel `per_round` times."""
+    each = [seconds / per_round for seconds in rounds[0]]
     return Measured(
         kernel=kernel,
         case=case,
@@ -70,7 +70,7 @@ def summarise(
         median_s=median(each),
         num_rounds=len(each),
         moved_bytes=moved_bytes,
-        writes=writes,
+        memory_rate=median(rounds[1]),
         operations=operations,
         multiplied_as=multiplied_as,
     )
@@ -80,11 +80,10 @@ def judge(result: Measured, limits: Limits) -> Judged:
     """Compare with the limit that is reached first.
 
     >>> limits = Limits(2**25, read_bytes=100.0, copy_bytes=50.0, peak_operations={"float32": 10.0})
-    >>> judge(summarise("product", "", "", 1, [8.0, 4.0], moved_bytes=100, operations=20), limits).ratio
+    >>> result = summarise("product", "", "", 1, ([8.0, 4.0], [100.0, 100.0]), moved_bytes=100, operations=20)
+    >>> judge(result, limits).ratio
     0.5
     """
-    memory_s = result.moved_bytes / (limits.copy_bytes if result.writes else limits.read_bytes)
-    compute_s = result.operations / limits.peak_of(result.multiplied_as)
-    if memory_s >= compute_s:
-        return Judged(result, memory_s, "memory")
-    return Judged(result, compute_s, "compute")
+    memory = result.moved_bytes / result.memory_rate / result.median_s
+    compute = result.operations / limits.peak_of(result.multiplied_as) / result.seconds
+    return Judged(result, "memory", memory) if memory >= compute else Judged(result, "compute", compute)

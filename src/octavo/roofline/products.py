@@ -17,14 +17,15 @@ import numpy.typing as npt
 from octavo.kernels.library import load
 from octavo.kernels.machine import Machine
 from octavo.kernels.packed import Format, Kept, MatrixArrays, MatrixPlan, Number, Rows, matrix, pack
-from octavo.roofline.limits import Limits
 from octavo.roofline.measured import Measured, summarise
+from octavo.roofline.workbench import Workbench
 from octavo.weights.packed_cache import Arrays, packed_arrays
 
 # Matrices of a shape take this many times the caches.
 WEIGHT_CACHES = 2
-# Reading the weights of a round takes at least so long, so that starting it and reading the clock do not count.
-_ROUND_S = 1e-3
+# Weights of a round of few rows, so that starting it and reading the clock do not count. With many rows one matrix does.
+_ROUND_BYTES = 2**24
+_FEW_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,16 @@ FORMATS = (
 )
 
 
-def measure_products(machine: Machine, limits: Limits, seconds: float) -> Iterator[Measured]:
-    """All shapes, formats and numbers of rows, each for so many seconds."""
+def measure_products(bench: Workbench) -> Iterator[Measured]:
+    """All shapes, formats and numbers of rows."""
     for shape in SHAPES:
         weights = np.random.default_rng(0).standard_normal((shape.outputs, shape.inputs), np.float32)
         for name, format, has_minimum, offset in FORMATS:
             plan = MatrixPlan(shape.outputs, shape.inputs, format, has_minimum, offset, shape.gated)
-            matrices = _copies(machine, plan, weights, matrices_beyond(limits.cache_bytes, plan.data_bytes))
+            count = matrices_beyond(bench.cache_bytes, plan.data_bytes)
+            matrices = _copies(bench.machine, plan, weights, count)
             for num_rows in NUM_ROWS:
-                yield _measure(machine, limits, seconds, shape, name, plan, matrices, num_rows)
+                yield _measure(bench, shape, name, plan, matrices, num_rows)
 
 
 def matrices_beyond(cache_bytes: int, matrix_bytes: int) -> int:
@@ -70,31 +72,26 @@ def matrices_beyond(cache_bytes: int, matrix_bytes: int) -> int:
     return 1 + math.ceil(WEIGHT_CACHES * cache_bytes / matrix_bytes)
 
 
-def matrices_per_round(limits: Limits, num_matrices: int, matrix_bytes: int) -> int:
+def matrices_per_round(num_rows: int, matrix_bytes: int) -> int:
     """How many of them make a round."""
-    return min(num_matrices, math.ceil(_ROUND_S * limits.read_bytes / matrix_bytes))
+    return math.ceil(_ROUND_BYTES / matrix_bytes) if num_rows <= _FEW_ROWS else 1
 
 
 def _measure(
-    machine: Machine,
-    limits: Limits,
-    seconds: float,
-    shape: Shape,
-    name: str,
-    plan: MatrixPlan,
-    matrices: list[Any],
-    num_rows: int,
+    bench: Workbench, shape: Shape, name: str, plan: MatrixPlan, matrices: list[Any], num_rows: int
 ) -> Measured:
     x = np.random.default_rng(1).standard_normal((num_rows, shape.inputs), np.float32)
-    per_round = matrices_per_round(limits, len(matrices), plan.data_bytes)
+    per_round = matrices_per_round(num_rows, plan.data_bytes)
     number = Number.BFLOAT16 if plan.format is Format.BFLOAT16 else Number.FLOAT32
-    rounds_s = load().time_products(machine.handle, matrices, x, int(number), per_round, seconds)
+    rounds = load().time_products(
+        bench.machine.handle, bench.stream, matrices, x, int(number), per_round, bench.seconds
+    )
     return summarise(
         "product",
         shape.name,
         name,
         num_rows,
-        rounds_s,
+        rounds,
         per_round=per_round,
         moved_bytes=plan.data_bytes,
         operations=2 * num_rows * shape.outputs * shape.inputs,

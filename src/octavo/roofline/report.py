@@ -39,12 +39,12 @@ def print_report(limits: Limits, results: Sequence[Judged], waited_ratio: float 
 
 
 def _limits_table(limits: Limits) -> Table:
-    table = Table(title="limits of this machine, all threads", title_justify="left")
+    table = Table(title="what this machine can do, all threads", title_justify="left")
     table.add_column("limit")
     table.add_column("rate", justify="right")
     table.add_row("last-level cache", f"{limits.cache_bytes / 2**20:.0f} MiB")
-    table.add_row("read", f"{limits.read_bytes / 1e9:.1f} GB/s")
-    table.add_row("copy, read and written", f"{limits.copy_bytes / 1e9:.1f} GB/s")
+    table.add_row("read, at best", f"{limits.read_bytes / 1e9:.1f} GB/s")
+    table.add_row("copy, read and written, at best", f"{limits.copy_bytes / 1e9:.1f} GB/s")
     for kind, rate in limits.peak_operations.items():
         table.add_row(f"multiply-add {kind}", f"{rate / 1e9:.0f} Gop/s")
     return table
@@ -60,7 +60,7 @@ def _products_table(case: str, results: Sequence[Judged]) -> Table:
         table.add_column(f"{count} row{'s' if count > 1 else ''}", justify="right")
     for numbers in dict.fromkeys(numbers for numbers, _ in cells):
         table.add_row(numbers, *(cells.get((numbers, count), "-") for count in counts))
-    table.caption = "µs, share of the limit: m memory, c compute"
+    table.caption = "µs at best; share of the limit: m what memory did meanwhile, c compute"
     table.caption_justify = "left"
     return table
 
@@ -73,7 +73,7 @@ def _others_table(results: Sequence[Judged]) -> Table:
     table = Table(title="attention and rows", title_justify="left")
     table.add_column("case")
     table.add_column("numbers")
-    for heading in ("µs", "GB/s", "Gop/s", "limit", "reached"):
+    for heading in ("µs", "GB/s", "memory GB/s", "Gop/s", "limit", "reached"):
         table.add_column(heading, justify="right")
     for result in results:
         timed = result.measured
@@ -81,7 +81,8 @@ def _others_table(results: Sequence[Judged]) -> Table:
             timed.case,
             timed.numbers,
             f"{1e6 * timed.seconds:,.0f}",
-            f"{timed.moved_bytes / timed.seconds / 1e9:.1f}",
+            f"{timed.moved_bytes / timed.median_s / 1e9:.1f}",
+            f"{timed.memory_rate / 1e9:.1f}",
             f"{timed.operations / timed.seconds / 1e9:.0f}" if timed.operations else "-",
             result.bound,
             f"{100 * result.ratio:.0f} %",

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from octavo.kernels.library import load
-from octavo.kernels.machine import Machine
 from octavo.kernels.packed import GROUP, Format
 from octavo.roofline.attention import (
     BLOCK_SIZE,
@@ -23,8 +22,8 @@ from octavo.roofline.attention import (
     Numbers,
     make_pool,
 )
-from octavo.roofline.limits import Limits
 from octavo.roofline.measured import Measured, summarise
+from octavo.roofline.workbench import Workbench
 
 _ROW_CACHES = 2
 _WIDTHS = (576, 2048)
@@ -37,48 +36,48 @@ _FORMATS = (
 )
 
 
-def measure_rows(machine: Machine, limits: Limits, seconds: float) -> Iterator[Measured]:
-    """Norms and writes in all numbers, each for so many seconds."""
+def measure_rows(bench: Workbench) -> Iterator[Measured]:
+    """Norms and writes in all numbers."""
     for width in _WIDTHS:
         for name, format, written in _FORMATS:
-            yield _measure_norm(machine, limits, seconds, width, name, format, written)
+            yield _measure_norm(bench, width, name, format, written)
     for numbers in NUMBERS:
-        yield _measure_rotation(machine, limits, seconds, numbers)
+        yield _measure_rotation(bench, numbers)
 
 
-def _measure_norm(
-    machine: Machine, limits: Limits, seconds: float, width: int, name: str, format: Format, written: float
-) -> Measured:
-    num_rows = _ROW_CACHES * limits.cache_bytes // (width * 4)
+def _measure_norm(bench: Workbench, width: int, name: str, format: Format, written: float) -> Measured:
+    num_rows = _ROW_CACHES * bench.cache_bytes // (width * 4)
     x = np.random.default_rng(0).standard_normal((num_rows, width), np.float32)
-    rounds_s = load().time_norm(machine.handle, x, np.ones(width, np.float32), int(format), seconds)
+    rounds = load().time_norm(
+        bench.machine.handle, bench.stream, x, np.ones(width, np.float32), int(format), bench.seconds
+    )
     moved = int(num_rows * width * (4 + written))
     return summarise(
         "norm",
         f"norm and make ready, rows of {width:,}",
         name,
         num_rows,
-        rounds_s,
+        rounds,
         moved_bytes=moved,
-        writes=True,
     )
 
 
-def _measure_rotation(machine: Machine, limits: Limits, seconds: float, numbers: Numbers) -> Measured:
+def _measure_rotation(bench: Workbench, numbers: Numbers) -> Measured:
     width = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_SIZE
-    num_blocks = _ROW_CACHES * limits.cache_bytes // (width * 4 * BLOCK_SIZE)
+    num_blocks = _ROW_CACHES * bench.cache_bytes // (width * 4 * BLOCK_SIZE)
     num_rows = num_blocks * BLOCK_SIZE
     qkv = np.random.default_rng(0).standard_normal((num_rows, width), np.float32)
     slots = np.arange(num_rows, dtype=np.int64)
-    rounds_s = load().time_rotation(
-        machine.handle,
+    rounds = load().time_rotation(
+        bench.machine.handle,
+        bench.stream,
         make_pool(numbers, num_blocks, 1),
         NUM_HEADS,
         NUM_KV_HEADS,
         int(numbers.number),
         qkv,
         slots,
-        seconds,
+        bench.seconds,
     )
     queries_bytes = NUM_HEADS * HEAD_SIZE * numbers.number.num_bytes
     moved = num_rows * (width * 4 + queries_bytes + numbers.token_bytes)
@@ -87,7 +86,6 @@ def _measure_rotation(machine: Machine, limits: Limits, seconds: float, numbers:
         "rotate q and k, write k and v",
         numbers.name,
         num_rows,
-        rounds_s,
+        rounds,
         moved_bytes=moved,
-        writes=True,
     )
